@@ -1,0 +1,1 @@
+"""Speedtronic: fast, exactly repeatable training."""
