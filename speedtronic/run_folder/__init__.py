@@ -1,1 +1,1 @@
-"""Speedtronic: run_folder."""
+"""What a run leaves on disk beside its checkpoints: who owns the folder, what ran, how it ended."""

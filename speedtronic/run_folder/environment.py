@@ -1,0 +1,204 @@
+"""What a run ran on: commit, versions, machine and command line, with secrets taken out.
+
+Nothing here imports torch: versions come from package metadata.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+REDACTED = "***"
+_PACKAGES = (
+    "speedtronic",
+    "torch",
+    "hydra-core",
+    "omegaconf",
+    "numpy",
+    "pydantic",
+    "safetensors",
+    "tensorboard",
+    "filelock",
+    "tokenizers",
+)
+_BIT_CHANGING_PACKAGES = ("speedtronic", "torch", "numpy")
+_GIT_TIMEOUT_S = 10
+# "token" must stand alone at the end of a name: tokenizer, tokens and num_tokens are no secrets.
+_SECRET_NAME = (
+    r"[\w.]*?(?:(?<![a-z])token|secret\w*|passw(?:or)?d\w*|(?:api|access|private)_?key\w*"
+    r"|credentials?)"
+)
+_SECRET_OVERRIDE = re.compile(
+    rf"^([+~]*{_SECRET_NAME}=)(?=.)(?!null$).*$", re.IGNORECASE | re.DOTALL
+)
+_SECRET_ITEM = re.compile(rf"(\b{_SECRET_NAME}['\"]?\s*:\s*)(?!null\b)([^,}}\s]+)", re.IGNORECASE)
+_URL_PASSWORD = re.compile(r"(\w+://[^\s/@:]*:)[^\s/@]+(?=@)")
+
+
+def describe_environment(argv: Sequence[str], *, cwd: Path | None = None) -> dict[str, Any]:
+    """Return all that one needs to repeat a run elsewhere, as plain JSON values.
+
+    Args:
+        argv: The command line as typed; secrets in it are redacted here.
+        cwd: The folder whose Git commit counts; the working directory by default.
+
+    Example:
+        >>> sorted(describe_environment(["train.py"]))[:4]
+        ['argv', 'cpu', 'cwd', 'git']
+    """
+    folder = Path.cwd() if cwd is None else cwd
+    return {
+        "argv": redact_argv(argv),
+        "cwd": str(folder),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "versions": package_versions(),
+        "git": git_state(folder) or git_state(Path(__file__).parent),
+        "cpu": {
+            "model": cpu_model(),
+            "count": os.cpu_count(),
+            "usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        },
+        "threads": num_threads(),
+    }
+
+
+def training_environment(
+    *,
+    device: str,
+    precision: str,
+    compiled: bool = False,
+    attention: str | None = None,
+    **decisions: Any,
+) -> dict[str, Any]:
+    """Return what must be the same for a run to repeat bit for bit, as plain JSON values.
+
+    Args:
+        device: Device and, for an accelerator, its name.
+        precision: The mode in force.
+        compiled: Whether the model runs compiled.
+        attention: The attention kernel in force.
+        **decisions: Further decisions with an influence on the last bits.
+    """
+    return {
+        "versions": {name: package_versions().get(name) for name in _BIT_CHANGING_PACKAGES},
+        "python": platform.python_version(),
+        "cpu": cpu_model(),
+        "threads": num_threads(),
+        "device": device,
+        "precision": precision,
+        "compiled": compiled,
+        "attention": attention,
+        **decisions,
+    }
+
+
+def compare_environments(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """Return one phrase for each thing of the saved environment that is different now.
+
+    Example:
+        >>> compare_environments({"threads": 2, "cpu": "A"}, {"threads": 4, "cpu": "A"})
+        ['threads: 2 -> 4']
+    """
+    differences = []
+    for key, before in saved.items():
+        now = current.get(key)
+        if isinstance(before, Mapping) and isinstance(now, Mapping):
+            differences += [f"{key} {line}" for line in compare_environments(before, now)]
+        elif before != now:
+            differences.append(f"{key}: {before} -> {now}")
+    return differences
+
+
+def redact_argv(argv: Sequence[str]) -> list[str]:
+    """Replace the values of overrides that look like secrets.
+
+    Example:
+        >>> redact_argv(["distributed.token=hf_abc", "data.tokenizer=byte", "store=s3://me:pw@host/x"])
+        ['distributed.token=***', 'data.tokenizer=byte', 'store=s3://me:***@host/x']
+    """
+    return [_redact(argument) for argument in argv]
+
+
+def package_versions() -> dict[str, str]:
+    """Return the installed versions of the packages that can change a result."""
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Return the commit of a folder and whether tracked files differ from it; None outside Git."""
+    sha = _git(folder, "rev-parse", "HEAD")
+    if sha is None:
+        return None
+    status = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"sha": sha, "dirty": None if status is None else bool(status)}
+
+
+def cpu_model() -> str:
+    """Return the processor's name, as far as the system tells it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or platform.machine()
+
+
+def num_threads() -> int | None:
+    """Return the threads torch computes with; None while torch is not loaded."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else int(torch.get_num_threads())
+
+
+def program_command(argv0: str | None = None) -> str:
+    """Return how a person starts this program: the script with Python, or the console command."""
+    program = sys.argv[0] if argv0 is None else argv0
+    if not program.endswith(".py"):
+        return "speedtronic"
+    try:
+        shown = Path(program).resolve().relative_to(Path.cwd())
+    except ValueError:
+        shown = Path(program)
+    if shown.name == "__main__.py":
+        return "speedtronic"
+    return f"python {shlex.quote(str(shown))}"
+
+
+def _redact(argument: str) -> str:
+    argument = _SECRET_OVERRIDE.sub(rf"\g<1>{REDACTED}", argument)
+    argument = _SECRET_ITEM.sub(rf"\g<1>{REDACTED}", argument)
+    return _URL_PASSWORD.sub(rf"\g<1>{REDACTED}", argument)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_GIT_TIMEOUT_S,
+            env=environment,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None
