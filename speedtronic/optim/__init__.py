@@ -1,1 +1,1 @@
-"""Speedtronic: optim."""
+"""Optimizers: which parameters decay, AdamW, any other class, and restoring their state exactly."""

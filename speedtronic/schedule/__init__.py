@@ -1,1 +1,1 @@
-"""Speedtronic: schedule."""
+"""Learning-rate schedules: pure functions of the step, and the LambdaLR over them."""

@@ -1,0 +1,81 @@
+"""Which parameters an optimizer gets, and which of them decay."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, TypeAlias
+
+from torch import nn
+
+from speedtronic.core.errors import ConfigError
+
+DecayRule: TypeAlias = Literal["matrices", "all"]
+ParameterGroup: TypeAlias = dict[str, Any]
+
+DECAYED = "decay"
+"""Name of the group that decays; always the first."""
+NOT_DECAYED = "no_decay"
+"""Name of the group that never decays."""
+
+_MIN_MATRIX_DIMENSIONS = 2
+# LayerNorm, RMSNorm, BatchNorm2d and users' norms; their weights may have several dimensions.
+_NORM_TYPE_NAME = re.compile(r"Norm(\dd)?$")
+
+
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return every trainable parameter once, tied ones under their first name.
+
+    Raises:
+        ConfigError: the model has none.
+    """
+    parameters = {
+        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
+    if not parameters:
+        raise ConfigError(
+            f"model must have a trainable parameter, got {type(model).__name__} with none; "
+            "check requires_grad"
+        )
+    return parameters
+
+
+def decay_groups(
+    model: nn.Module, *, weight_decay: float, decay: DecayRule = "matrices"
+) -> list[ParameterGroup]:
+    """Split the trainable parameters into one group that decays and one that does not.
+
+    With ``matrices``, embeddings (also as a tied head), norms, biases and everything below two
+    dimensions do not decay. With ``all``, everything does.
+
+    Args:
+        model: Any module; frozen parameters are left out.
+        weight_decay: Of the first group.
+        decay: Which parameters decay.
+
+    Returns:
+        One or two groups with named parameters, the decayed one first; no group is empty.
+
+    Raises:
+        ConfigError: the model has no trainable parameter.
+    """
+    parameters = trainable_parameters(model)
+    exempt = _exempt_parameters(model) if decay == "matrices" else set()
+    decayed = [item for item in parameters.items() if id(item[1]) not in exempt]
+    others = [item for item in parameters.items() if id(item[1]) in exempt]
+    groups: list[ParameterGroup] = [
+        {"params": decayed, "name": DECAYED, "weight_decay": weight_decay},
+        {"params": others, "name": NOT_DECAYED, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _exempt_parameters(model: nn.Module) -> set[int]:
+    """Return the ids of parameters that do not decay; by identity, so that ties do not matter."""
+    exempt = set()
+    for module in model.modules():
+        keeps_all = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        keeps_all = keeps_all or bool(_NORM_TYPE_NAME.search(type(module).__name__))
+        for name, parameter in module.named_parameters(recurse=False):
+            if keeps_all or name == "bias" or parameter.ndim < _MIN_MATRIX_DIMENSIONS:
+                exempt.add(id(parameter))
+    return exempt

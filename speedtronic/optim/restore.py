@@ -1,0 +1,118 @@
+"""Loading the state of an optimizer by the names of its parameters.
+
+``Optimizer.load_state_dict`` matches by position: another order silently gives every parameter the
+moments of its neighbour and overwrites the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from speedtronic.core.errors import IncompatibleCheckpointError
+from speedtronic.optim.grouping import ParameterGroup
+
+# How a step is computed, not what: these follow the present machine, not the one that saved.
+_IMPLEMENTATION_KEYS = ("fused", "foreach", "capturable", "differentiable")
+_NUM_NAMES_SHOWN = 3
+
+
+def load_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Restore an optimizer from its ``state_dict``, whatever the order of the parameters.
+
+    The state is copied, so that later steps leave ``state`` as it is. A group that holds other
+    parameters than any saved one keeps its own hyperparameters.
+
+    Args:
+        optimizer: Over the same parameters as the saved one, by name.
+        state: A value of ``optimizer.state_dict()``.
+
+    Raises:
+        IncompatibleCheckpointError: the names differ, or, for an optimizer without names, the
+            number of parameters.
+    """
+    present = optimizer.state_dict()["param_groups"]
+    saved = state["param_groups"]
+    if _are_named(present) and _are_named(saved):
+        loadable = _rearrange(present, state)
+    else:
+        loadable = {"param_groups": _with_flags_of(present, saved), "state": state["state"]}
+    loadable["state"] = {key: _copy(value) for key, value in loadable["state"].items()}
+    try:
+        optimizer.load_state_dict(loadable)
+    except ValueError as error:
+        raise IncompatibleCheckpointError(
+            f"the optimizer of the checkpoint does not fit this one: {error}"
+        ) from error
+
+
+def _are_named(groups: list[ParameterGroup]) -> bool:
+    return all("param_names" in group for group in groups)
+
+
+def _rearrange(present: list[ParameterGroup], state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``state`` with the groups, order and numbering of the present optimizer."""
+    saved_ids = _ids_by_name(state["param_groups"])
+    present_ids = _ids_by_name(present)
+    _check_names(present_ids.keys(), saved_ids.keys())
+    saved_groups = {frozenset(group["param_names"]): group for group in state["param_groups"]}
+    groups = []
+    for group in present:
+        source = saved_groups.get(frozenset(group["param_names"]), group)
+        own = {
+            key: group[key]
+            for key in ("params", "param_names", *_IMPLEMENTATION_KEYS)
+            if key in group
+        }
+        groups.append({**source, **own})
+    per_parameter = {
+        present_id: state["state"][saved_ids[name]]
+        for name, present_id in present_ids.items()
+        if saved_ids[name] in state["state"]
+    }
+    return {"param_groups": groups, "state": per_parameter}
+
+
+def _ids_by_name(groups: list[ParameterGroup]) -> dict[str, int]:
+    return {
+        name: number
+        for group in groups
+        for name, number in zip(group["param_names"], group["params"], strict=True)
+    }
+
+
+def _check_names(present: Any, saved: Any) -> None:
+    missing, unexpected = sorted(present - saved), sorted(saved - present)
+    if not missing and not unexpected:
+        return
+    parts = [
+        f"{label} {', '.join(names[:_NUM_NAMES_SHOWN])}"
+        + (" ..." if names[_NUM_NAMES_SHOWN:] else "")
+        for label, names in (("it lacks", missing), ("it has unknown", unexpected))
+        if names
+    ]
+    raise IncompatibleCheckpointError(
+        f"the optimizer of the checkpoint belongs to another model: {'; '.join(parts)}"
+    )
+
+
+def _with_flags_of(
+    present: list[ParameterGroup], saved: list[ParameterGroup]
+) -> list[ParameterGroup]:
+    if len(present) != len(saved):
+        return saved  # load_state_dict says what is wrong
+    return [
+        {**old, **{key: new[key] for key in _IMPLEMENTATION_KEYS if key in new}}
+        for new, old in zip(present, saved, strict=True)
+    ]
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items()}
+    return value
