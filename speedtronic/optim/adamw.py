@@ -49,20 +49,22 @@ def build_adamw(  # noqa: PLR0913 - one argument per hyperparameter
     def build(*, fused: bool) -> torch.optim.AdamW:
         # Copies, because a construction that fails has already changed its groups.
         copies: list[ParameterGroup] = [dict(group) for group in groups]
-        return torch.optim.AdamW(
-            copies, lr=lr, betas=(betas[0], betas[1]), eps=eps, fused=True if fused else None
-        )
+        moments = (float(betas[0]), float(betas[1]))
+        return torch.optim.AdamW(copies, lr=lr, betas=moments, eps=eps, fused=fused or None)
 
     if fused is False:
         return build(fused=False)
-    if fused is None and not supports_fused_adamw(device):
-        _warn(f"it does not run on {device}")
-        return build(fused=False)
-    try:
-        return build(fused=True)
-    except (TypeError, RuntimeError, ValueError) as error:
-        _warn(str(error).splitlines()[0])
-        return build(fused=False)
+    reason = _obstacle(groups, device=device, is_probed=fused is None)
+    if reason is None:
+        try:
+            return build(fused=True)
+        except (TypeError, RuntimeError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+    warnings.warn(
+        FallbackWarning(f"fused AdamW cannot be used ({reason}); using the ordinary AdamW"),
+        stacklevel=2,
+    )
+    return build(fused=False)
 
 
 def supports_fused_adamw(device: torch.device | str) -> bool:
@@ -76,8 +78,12 @@ def supports_fused_adamw(device: torch.device | str) -> bool:
     return True
 
 
-def _warn(reason: str) -> None:
-    warnings.warn(
-        FallbackWarning(f"fused AdamW cannot be used ({reason}); using the ordinary AdamW"),
-        stacklevel=3,
-    )
+def _obstacle(groups: list[ParameterGroup], *, device: torch.device, is_probed: bool) -> str | None:
+    """Return why the fused form would fail at its first step, which its constructor does not see."""
+    for group in groups:
+        for name, parameter in group["params"]:
+            if not parameter.is_floating_point():
+                return f"parameter {name} is {str(parameter.dtype).removeprefix('torch.')}"
+    if is_probed and not supports_fused_adamw(device):
+        return f"it does not run on {device}"
+    return None

@@ -86,10 +86,16 @@ def test_parameters_without_a_fused_kernel_leave_whole_groups_to_the_ordinary_fo
     fused: bool | None,
 ) -> None:
     model = nn.Linear(2, 2, dtype=torch.complex64)
-    with pytest.warns(FallbackWarning, match="floating point Tensors of supported devices"):
+    with pytest.warns(FallbackWarning, match=r"used \(parameter weight is complex64\); using"):
         optimizer = build_adamw(model, lr=0.1, fused=fused, device=CPU)
     assert [group["param_names"] for group in optimizer.param_groups] == [["weight"], ["bias"]]
-    assert optimizer.param_groups[0]["params"] == [model.weight]
+    model.weight.grad = torch.ones_like(model.weight)
+    optimizer.step()
+
+
+def test_integer_betas_are_taken() -> None:
+    optimizer = build_adamw(nn.Linear(2, 2), lr=0.1, betas=(0, 0.95), device=CPU)
+    assert optimizer.param_groups[0]["betas"] == (0.0, 0.95)
 
 
 def test_a_model_without_trainable_parameter_is_refused() -> None:
