@@ -79,7 +79,7 @@ def supports_fused_adamw(device: torch.device | str) -> bool:
 
 
 def _obstacle(groups: list[ParameterGroup], *, device: torch.device, is_probed: bool) -> str | None:
-    """Return why the fused form would fail at its first step, which its constructor does not see."""
+    """Return why the fused form would fail at its first step; its constructor does not see it."""
     for group in groups:
         for name, parameter in group["params"]:
             if not parameter.is_floating_point():
