@@ -69,8 +69,10 @@ class MetricLogger:
         self._console_log = logging.Logger("speedtronic", level.upper())
         self._console_log.addHandler(_ConsoleHandler(self.console))
         self._file_log = logging.Logger("speedtronic", level.upper())
-        if file is not None:
-            self._file_log.addHandler(_TextFileHandler(Path(file)))
+        # Without any handler, logging would print warnings to stderr by itself.
+        self._file_log.addHandler(
+            logging.NullHandler() if file is None else _TextFileHandler(Path(file))
+        )
 
     def debug(self, message: str) -> None:
         """Write a line that only somebody looking for a fault wants."""

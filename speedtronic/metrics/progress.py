@@ -113,7 +113,7 @@ class _Bar:
             self._up = None
 
     def _move(self, payload: Mapping[str, Any]) -> None:
-        progress, task = self._up = self._up or self._put_up()
+        progress, task = self._up = self._up or self._put_up(payload)
         pace = describe_pace(payload, total_steps=self._total_steps)
         progress.update(task, completed=payload.get("step", 0), pace=pace)
         now_s = time.monotonic()
@@ -121,7 +121,7 @@ class _Bar:
             self._drawn_at_s = now_s
             progress.refresh()
 
-    def _put_up(self) -> tuple[Progress, TaskID]:
+    def _put_up(self, payload: Mapping[str, Any]) -> tuple[Progress, TaskID]:
         from rich.progress import BarColumn, Progress, TextColumn
 
         progress = Progress(
@@ -132,7 +132,10 @@ class _Bar:
             expand=True,
             auto_refresh=False,  # drawn at events: no thread to own
         )
+        task = progress.add_task(
+            "", total=self._total_steps, completed=payload.get("step", 0), pace=""
+        )
         progress.start()
         # rich hides the cursor, and a second Ctrl-C would leave it hidden
         self._console.show_cursor(show=True)
-        return progress, progress.add_task("", total=self._total_steps, pace="")
+        return progress, task
