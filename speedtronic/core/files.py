@@ -1,4 +1,4 @@
-"""Durable files: written beside their place, flushed, then renamed; a reader never sees half a file.
+"""Durable files: written aside, flushed, then renamed, so that a reader never sees half a file.
 
 Only the standard library is used here, so that the command line stays quick.
 """
