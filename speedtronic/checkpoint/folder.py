@@ -98,17 +98,19 @@ def step_of(path: Path) -> int | None:
 
 
 def seal(body: Mapping[str, Any]) -> str:
-    """Return the text of a ``meta.json``: strict JSON, its last key the sum of all others."""
-    digest = hashlib.sha256(_canonical(body)).hexdigest()
+    """Return the text of a ``meta.json``: strict JSON, its last key the sum of all bytes before."""
     lines = [
-        f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}"
-        for key, value in {**body, "sha256": digest}.items()
+        f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in body.items()
     ]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    head = "{\n" + ",\n".join(lines)
+    return head + _seal_of(head.encode("ascii"))
 
 
-def _canonical(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, allow_nan=False, separators=(",", ":")).encode("ascii")
+def _seal_of(head: bytes) -> str:
+    return f',\n"sha256": "{hashlib.sha256(head).hexdigest()}"\n}}\n'
+
+
+_SEAL_BYTES = len(_seal_of(b""))
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -146,14 +148,12 @@ def _read_sealed(meta: Path) -> tuple[dict[str, Any], int]:
         text = meta.read_bytes()
     except OSError as error:
         raise DamagedCheckpointError(f"{META_FILE} cannot be read: {error.strerror}") from error
-    try:
-        body = json.loads(text)
-        digest = body.pop("sha256")
-        is_whole = digest == hashlib.sha256(_canonical(body)).hexdigest()
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedCheckpointError(f"{META_FILE} is not readable") from error
-    if not is_whole:
+    if text[-_SEAL_BYTES:] != _seal_of(text[:-_SEAL_BYTES]).encode("ascii"):
         raise DamagedCheckpointError(f"{META_FILE} does not match its own sha256")
+    try:
+        body: dict[str, Any] = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedCheckpointError(f"{META_FILE} is no JSON this Python reads") from error
     return body, len(text)
 
 

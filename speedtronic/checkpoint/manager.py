@@ -252,7 +252,10 @@ class CheckpointManager:
         self._is_clean = True
 
     def paths(self) -> list[Path]:
-        """Return the checkpoints whose manifest and sizes are right, oldest step first."""
+        """Return the checkpoints, oldest step first, without those known to be damaged.
+
+        Manifests and sizes are looked at; sums are not computed here.
+        """
         entries = [self._inspector.glance(path) for path in candidates(self.directory)]
         return [entry.path for entry in reversed(entries) if entry.problem is None]
 
