@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -88,11 +89,21 @@ def _parse(words: Sequence[str]) -> _Request:
 def _export(request: _Request) -> int:
     from speedtronic.checkpoint.weights import config_path_of, export_weights
 
-    source = find_checkpoint(request.run, checkpoint=request.options.get("checkpoint"))
+    source = _find(request)
     out = request.options["export"]
     export_weights(source, out)
     print(f"wrote {out} and {config_path_of(out)} from {source}")
     return 0
+
+
+def _find(request: _Request) -> Path:
+    """Find the chosen checkpoint; what is skipped on the way is one line each."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = find_checkpoint(request.run, checkpoint=request.options.get("checkpoint"))
+    for warning in caught:
+        print(f"warning: {warning.message}", file=sys.stderr)
+    return found
 
 
 def _list(request: _Request) -> int:
@@ -101,7 +112,7 @@ def _list(request: _Request) -> int:
     notes: dict[Path, str] = {}
     set_aside: list[str] = []
     if chosen is not None or (request.run / META_FILE).is_file():
-        folders = [find_checkpoint(request.run, checkpoint=chosen)]
+        folders = [_find(request)]
     else:
         directory = checkpoint_directory(request.run)
         folders = sorted({*step_folders(directory), *candidates(directory)}, key=_by_step)

@@ -119,7 +119,13 @@ def read_manifest(path: Path) -> Manifest:
     Raises:
         DamagedCheckpointError: There is no manifest, or it does not match its seal or the files.
     """
-    body, size_bytes = _read_sealed(path / META_FILE)
+    manifest = _parse_manifest(path / META_FILE)
+    _check_names_and_sizes(path, manifest)
+    return manifest
+
+
+def _parse_manifest(meta: Path) -> Manifest:
+    body, size_bytes = _read_sealed(meta)
     try:
         if body["format"] != FORMAT:
             raise DamagedCheckpointError(
@@ -129,7 +135,7 @@ def read_manifest(path: Path) -> Manifest:
             name: FileFacts(size_bytes=facts["size"], sha256=facts["sha256"])
             for name, facts in body["files"].items()
         }
-        manifest = Manifest(
+        return Manifest(
             step=body["step"],
             metric=body["metric"],
             saved_at=body["saved_at"],
@@ -139,8 +145,6 @@ def read_manifest(path: Path) -> Manifest:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpointError(f"{META_FILE} lacks a field: {error!r}") from error
-    _check_names_and_sizes(path, manifest)
-    return manifest
 
 
 def _read_sealed(meta: Path) -> tuple[dict[str, Any], int]:
@@ -229,24 +233,21 @@ class Inspector:
 
 def _inspect(path: Path, *, is_full: bool) -> Entry:
     step = step_of(path)
-    blank = Entry(path=path, step=-1 if step is None else step, verified=is_full)
+    entry = Entry(path=path, step=-1 if step is None else step, verified=is_full)
     try:
-        manifest = read_manifest(path)
+        manifest = _parse_manifest(path / META_FILE)
+        entry = replace(
+            entry,
+            step=manifest.step if step is None else step,
+            metric=manifest.metric,
+            saved_at=manifest.saved_at,
+            size_bytes=manifest.size_bytes,
+        )
+        _check_names_and_sizes(path, manifest)
+        if is_full:
+            verify_files(path, manifest)
     except DamagedCheckpointError as error:
-        return replace(blank, problem=str(error), verified=True)
-    entry = replace(
-        blank,
-        step=manifest.step,
-        metric=manifest.metric,
-        saved_at=manifest.saved_at,
-        size_bytes=manifest.size_bytes,
-    )
-    if not is_full:
-        return entry
-    try:
-        verify_files(path, manifest)
-    except DamagedCheckpointError as error:
-        return replace(entry, problem=str(error))
+        return replace(entry, problem=str(error), verified=True)
     return entry
 
 

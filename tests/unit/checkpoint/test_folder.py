@@ -224,6 +224,8 @@ def test_one_flipped_bit_is_found_by_the_sums_and_not_by_a_glance(
     assert inspector.verify(path).problem == f"{name} does not match its sha256"
     assert inspector.glance(path).problem == f"{name} does not match its sha256"
     assert [entry.path for entry in inspector.damaged()] == [path]
+    inspector.forget(path)
+    assert inspector.damaged() == []
 
 
 def test_sums_are_computed_once_while_the_files_stay_the_same(
