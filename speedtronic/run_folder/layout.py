@@ -120,6 +120,33 @@ class RunFolder:
         return max((_step_of(line) for line in lines), default=0)
 
 
+@dataclass(frozen=True)
+class ResumableRun:
+    """A run with a checkpoint."""
+
+    path: Path
+    step: int
+
+
+def find_resumable(parent: Path, *, limit: int) -> list[ResumableRun]:
+    """Return the runs below a folder that have a checkpoint, the newest checkpoints first.
+
+    Args:
+        parent: The folder of the runs of one name.
+        limit: Most runs to return.
+    """
+    if not parent.is_dir():
+        return []
+    found: list[tuple[float, ResumableRun]] = []
+    for path in parent.iterdir():
+        folder = RunFolder(path)
+        step = folder.latest_step()
+        if step is not None:
+            found.append((folder.checkpoints.stat().st_mtime, ResumableRun(path, step)))
+    newest = sorted(found, key=lambda item: item[0], reverse=True)
+    return [run for _, run in newest[:limit]]
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in a JSON file; None when it is missing, torn or no object."""
     try:

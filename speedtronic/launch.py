@@ -1,0 +1,477 @@
+"""Planning one run: take the command line apart, compose, check and claim, before any file.
+
+The plan holds everything the command line does not have to ask again: the configuration, the owned
+folder, the words Hydra gets, and what a resume changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from speedtronic.config.load import load_config, unknown_override
+from speedtronic.config.overrides import (
+    Override,
+    explain_composition,
+    keep_effective,
+    unknown_key_in,
+)
+from speedtronic.config.resume import (
+    Change,
+    SavedRun,
+    Tree,
+    asked_keys,
+    check_compatible,
+    merge_resumed,
+    next_segment,
+    read_saved_run,
+)
+from speedtronic.core.errors import ConfigError, RunFolderError
+from speedtronic.run_folder.claim import FolderClaim, claim_folder
+from speedtronic.run_folder.layout import RunFolder, find_resumable
+from speedtronic.run_folder.summary import resume_command
+
+if TYPE_CHECKING:
+    from speedtronic.config import SpeedtronicConfig
+
+CONFIG_NAME = "config"
+# Hydra 1.4 warns about the argument that 1.3 wants.
+VERSION_BASE: dict[str, Any] = (
+    {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+)
+_JOB_NAME = "cli"  # Hydra's own name for a task of speedtronic.cli
+_RUN_DIR_KEYS = ("run_dir", "hydra.run.dir", "output_dir", "run.output_dir")
+_SWEEP_DIR_KEYS = ("sweep_dir", "hydra.sweep.dir")
+_MAX_LISTED_RUNS = 3
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line, taken apart."""
+
+    flags: tuple[str, ...]
+    """Hydra's options with their values."""
+    overrides: tuple[str, ...]
+    """Overrides in Hydra's own words, without the run folder."""
+    run_dir: str | None
+    """The run folder, absolute, as far as the command line names one."""
+    is_multirun: bool
+    """Whether ``-m`` or ``hydra.mode=MULTIRUN`` was given."""
+    is_question: bool
+    """Whether it only asks for help or for the configuration."""
+    config_folder: str | None
+    """``--config-path``."""
+    extra_folder: str | None
+    """``--config-dir``."""
+    config_name: str
+    """``--config-name``."""
+
+    @property
+    def resume(self) -> bool:
+        """Whether the command line itself says ``resume=true``."""
+        parsed = map(Override.parse, self.overrides)
+        given = [override.value or "" for override in parsed if override.key == "resume"]
+        return bool(given) and given[-1].lower() == "true"
+
+    @property
+    def hydra_overrides(self) -> tuple[str, ...]:
+        """All overrides for Hydra, the run folder among them."""
+        if self.run_dir is None:
+            return self.overrides
+        return (*self.overrides, _folder_override("hydra.run.dir", self.run_dir))
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A single run that was found to be right, and whose folder this process owns."""
+
+    config: SpeedtronicConfig
+    folder: RunFolder
+    claim: FolderClaim
+    argv: tuple[str, ...]
+    """What Hydra gets."""
+    segment: str | None = None
+    """Name of the folder below ``.hydra`` for a resumed segment."""
+    merged: Tree | None = None
+    """The configuration of a resumed segment."""
+    notes: tuple[str, ...] = ()
+    """What a resume changed or kept, one line each."""
+    warnings: tuple[str, ...] = ()
+    """What the user should know before the run starts."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a run goes, and what may happen to a run that is there."""
+
+    folder: RunFolder
+    resume: bool
+    overwrite: bool = False
+    cfg: DictConfig | None = None
+    """What the command line composes to, where that was needed to know the rest."""
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A composed configuration whose values are not checked yet."""
+
+    cfg: DictConfig
+    """With Hydra's own section."""
+    overrides: tuple[str, ...]
+    merged: Tree | None = None
+    changes: tuple[Change, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+Compose = Callable[[Sequence[str]], DictConfig]
+"""Overrides to configuration, with Hydra's own section in it."""
+
+
+def read_command(argv: Sequence[str]) -> Command:
+    """Take a command line apart and replace the short forms ``run_dir=`` and ``sweep_dir=``.
+
+    Raises:
+        ConfigError: An option is unknown; a folder is given twice, empty, or for the other kind
+            of run.
+    """
+    parser = get_args_parser()
+    parser.error = _refuse_option  # type: ignore[method-assign]  # one line instead of the usage
+    arguments = parser.parse_intermixed_args(list(argv))
+    overrides = [Override.parse(text) for text in arguments.overrides]
+    is_multirun = arguments.multirun or any(
+        override.key == "hydra.mode" and (override.value or "").upper() == "MULTIRUN"
+        for override in overrides
+    )
+    asks = ("help", "hydra_help", "cfg", "info", "shell_completion")
+    is_question = any(getattr(arguments, name) for name in asks)
+    run_dir = _one_folder(overrides, _RUN_DIR_KEYS)
+    sweep_dir = _one_folder(overrides, _SWEEP_DIR_KEYS)
+    if is_multirun and run_dir is not None:
+        raise ConfigError(f"run_dir is for one run, got {run_dir}; use sweep_dir=S with -m")
+    if sweep_dir is not None and not is_multirun and not is_question:
+        raise ConfigError(f"sweep_dir is for a multirun, got {sweep_dir}; add -m or use run_dir=R")
+    kept = [override.text for override in overrides if not _names_folder(override)]
+    if sweep_dir is not None:
+        kept.append(_folder_override("hydra.sweep.dir", _absolute(sweep_dir)))
+    return Command(
+        flags=tuple(_flags(arguments)),
+        overrides=tuple(kept),
+        run_dir=None if run_dir is None else _absolute(run_dir),
+        is_multirun=is_multirun,
+        is_question=is_question,
+        config_folder=_config_folder(arguments.config_path),
+        extra_folder=arguments.config_dir,
+        config_name=arguments.config_name or CONFIG_NAME,
+    )
+
+
+def _refuse_option(message: str) -> NoReturn:
+    raise ConfigError(f"{message}; --hydra-help lists the options, --help the configuration")
+
+
+def _config_folder(typed: str | None) -> str | None:
+    return typed if typed is None or typed.startswith("pkg://") else _absolute(typed)
+
+
+def _flags(arguments: Any) -> Iterator[str]:
+    """Write Hydra's options again, without the overrides between them."""
+    if arguments.config_path is not None:
+        yield from ("--config-path", str(_config_folder(arguments.config_path)))
+    for name in ("config_name", "config_dir", "package", "cfg", "info", "experimental_rerun"):
+        value = getattr(arguments, name)
+        if value is not None:
+            yield from (f"--{name.replace('_', '-')}", value)
+    for name in ("help", "hydra_help", "resolve", "run", "multirun", "shell_completion"):
+        if getattr(arguments, name):
+            yield f"--{name.replace('_', '-')}"
+
+
+def _names_folder(override: Override) -> bool:
+    keys = (*_RUN_DIR_KEYS, *_SWEEP_DIR_KEYS)
+    return override.key in keys and override.value not in (None, "null")
+
+
+def _one_folder(overrides: Sequence[Override], keys: Sequence[str]) -> str | None:
+    """Return the folder given under any of its names."""
+    found: dict[str, str] = {}
+    for override in overrides:
+        if override.key in keys and _names_folder(override):
+            typed = _unquote(override.value or "")
+            if not typed:
+                key = override.key
+                raise ConfigError(f"{key} must name a folder, got nothing; write {key}=PATH")
+            found.setdefault(_absolute(typed), typed)
+    if len(found) > 1:
+        raise ConfigError(f"{keys[0]} is given twice: {' and '.join(found.values())}; give one")
+    return next(iter(found.values()), None)
+
+
+def _unquote(value: str) -> str:
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+        return value[1:-1].replace(f"\\{value[0]}", value[0])
+    return value
+
+
+def _absolute(typed: str) -> str:
+    return os.path.abspath(os.path.expanduser(typed))  # noqa: PTH100, PTH111 - keeps links as typed
+
+
+def _folder_override(key: str, folder: str) -> str:
+    return f"{key}={QuotedString(text=folder, quote=Quote.single).with_quotes()}"
+
+
+# Planning a single run ----------------------------------------------------------------------------
+
+
+def plan_run(command: Command, *, conf: Path) -> RunPlan | None:
+    """Compose, check and claim a run; nothing is written when anything is wrong.
+
+    Returns:
+        The plan, or None when the configuration itself asks for a multirun.
+
+    Raises:
+        ConfigError: An override, a setting or a change on resume is wrong.
+        RunFolderError: The folder holds a run, belongs to another process or cannot be written.
+    """
+    with _composing(command, conf=conf) as compose, ExitStack() as undo:
+        place = _find_place(command, compose)
+        if place is None:
+            return None
+        folder = place.folder
+        if not place.resume and not place.overwrite:
+            _refuse_to_mix(folder)
+        # A folder that is not there yet is made only when all the rest is known to be right.
+        claim = _claim(folder, undo) if folder.path.is_dir() else None
+        saved = None
+        if place.resume:
+            saved = read_saved_run(folder.hydra, config_json=folder.config_json)
+        draft = _draft(command, place, saved, compose)
+        config = _check(draft, folder)
+        claim = claim or _claim(folder, undo)
+        notes = [*draft.notes, *_note_dead_owner(claim, folder)]
+        if not place.resume:
+            notes += _make_room(folder, claim, overwrite=place.overwrite)
+            claim = _claim(folder, undo)
+        undo.pop_all()
+    segment = next_segment(folder.hydra) if saved is not None else None
+    more = [] if segment is None else [f"hydra.output_subdir=.hydra/{segment}"]
+    pinned = _folder_override("hydra.run.dir", str(folder.path))
+    return RunPlan(
+        config=config,
+        folder=folder,
+        claim=claim,
+        argv=(*command.flags, *draft.overrides, pinned, *more),
+        segment=segment,
+        merged=draft.merged,
+        notes=tuple(notes),
+        warnings=tuple(_warn(command, config, place)),
+    )
+
+
+def _find_place(command: Command, compose: Compose) -> _Place | None:
+    if command.resume and command.run_dir is not None and "${" not in command.run_dir:
+        # What is typed may only make sense on top of the saved overrides: do not compose it alone.
+        return _Place(RunFolder(Path(command.run_dir)), resume=True)
+    cfg = compose(command.hydra_overrides)
+    if cfg.hydra.mode == RunMode.MULTIRUN:
+        return None
+    configured = OmegaConf.select(cfg, "output_dir") or OmegaConf.select(cfg, "run.output_dir")
+    if command.run_dir is None and isinstance(configured, str):
+        path = _absolute(configured)
+    else:
+        path = _absolute(_resolve_run_dir(cfg))
+    resume = command.resume or cfg.get("resume") is True
+    return _Place(RunFolder(Path(path)), resume, cfg.get("overwrite") is True, cfg)
+
+
+def _resolve_run_dir(cfg: DictConfig) -> str:
+    with _hydra_config(cfg):
+        try:
+            return str(cfg.hydra.run.dir)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"hydra.run.dir: {str(error).splitlines()[0]}") from error
+
+
+def _refuse_to_mix(folder: RunFolder) -> None:
+    if folder.path.exists() and not folder.path.is_dir():
+        raise RunFolderError(f"run folder {folder.path} is a file; choose another run_dir")
+    if folder.holds_run():
+        raise RunFolderError(
+            f"{folder.path} holds a run (step {folder.recorded_steps()}); use resume=true to "
+            "continue it or overwrite=true to move it aside"
+        )
+
+
+def _claim(folder: RunFolder, undo: ExitStack) -> FolderClaim:
+    claim = claim_folder(folder.path)
+    undo.callback(claim.release)
+    return claim
+
+
+def _note_dead_owner(claim: FolderClaim, folder: RunFolder) -> list[str]:
+    if claim.previous_owner is None or not folder.holds_run():
+        return []
+    return [f"took the folder over from {claim.previous_owner}, which ended without releasing it"]
+
+
+def _make_room(folder: RunFolder, claim: FolderClaim, *, overwrite: bool) -> list[str]:
+    """Clear a claimed folder for a fresh start, and give the claim up."""
+    if folder.holds_run() and overwrite:
+        return [f"moved the earlier run to {claim.move_aside()}"]
+    _refuse_to_mix(folder)
+    # Left by a start that failed before its first step; Hydra writes it anew.
+    shutil.rmtree(folder.hydra, ignore_errors=True)
+    return []
+
+
+def _draft(command: Command, place: _Place, saved: SavedRun | None, compose: Compose) -> _Draft:
+    if saved is None:
+        cfg = place.cfg if place.cfg is not None else compose(command.hydra_overrides)
+        return _Draft(cfg, command.overrides)
+    parsed = [Override.parse(text) for text in command.overrides]
+    for_hydra = [override.text for override in parsed if override.is_hydra]
+    given = [override.text for override in parsed if not override.is_hydra]
+    before = compose([*for_hydra, *saved.overrides])
+    choices = _choices(before)
+    kept = keep_effective(saved.overrides, given, choices=choices)
+    after = compose([*for_hydra, *kept, *given])
+    merged = merge_resumed(
+        saved.config,
+        before=_tree(before),
+        after=_tree(after),
+        asked=asked_keys(given, choices=choices),
+    )
+    regrouped = [
+        f"resume override {group}: {choices.get(group)} -> {option}"
+        for group, option in _choices(after).items()
+        if choices.get(group) != option
+    ]
+    changed = [f"resume override {change}" for change in merged.changes]
+    kept_values = [
+        f"kept saved value {change.key}: {change.before} (the configuration files say"
+        f" {change.after} now)"
+        for change in merged.drift
+    ]
+    return _Draft(
+        after,
+        (*for_hydra, *kept, *given),
+        merged=merged.config,
+        changes=merged.changes,
+        notes=(*regrouped, *changed, *kept_values),
+    )
+
+
+def _check(draft: _Draft, folder: RunFolder) -> SpeedtronicConfig:
+    cfg = draft.cfg
+    with read_write(cfg.hydra.runtime), open_dict(cfg.hydra.runtime):
+        cfg.hydra.runtime.output_dir = str(folder.path)
+    with _hydra_config(cfg):
+        config = load_config(cfg if draft.merged is None else OmegaConf.create(draft.merged))
+    if config.resume_strict and folder.holds_run():
+        check_compatible(draft.changes, run_dir=str(folder.path))
+    return config
+
+
+def _warn(command: Command, config: SpeedtronicConfig, place: _Place) -> Iterator[str]:
+    keys = {Override.parse(text).key for text in command.overrides}
+    if keys & {"max_steps", "run.max_steps"} and config.data.max_steps is not None:
+        yield f"run.max_steps has no effect: data.max_steps={config.data.max_steps} goes first"
+    if not place.resume or command.run_dir is not None or place.folder.holds_run():
+        return
+    yield "resume=true without run_dir=R starts a new run"
+    for run in find_resumable(place.folder.path.parent, limit=_MAX_LISTED_RUNS):
+        yield f"to continue from step {run.step:,}: {resume_command(run.path)}"
+
+
+def _tree(cfg: DictConfig) -> Tree:
+    tree: Any = OmegaConf.to_container(cfg, resolve=False)
+    return {str(key): value for key, value in tree.items() if key != "hydra"}
+
+
+def _choices(cfg: DictConfig) -> dict[str, str | None]:
+    return {
+        group: option
+        for group, option in cfg.hydra.runtime.choices.items()
+        if not group.startswith("hydra/")
+    }
+
+
+# Hydra --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _composing(command: Command, *, conf: Path) -> Iterator[Compose]:
+    """Give a function that composes as Hydra's main would, without making folders."""
+    extra: list[str] = []
+    if command.extra_folder is not None:
+        folder = _absolute(command.extra_folder)
+        if not Path(folder).is_dir():
+            raise ConfigError(f"--config-dir must name a folder, got {folder}; correct the path")
+        extra = [f"hydra.searchpath=['file://{folder}']"]
+
+    def compose(overrides: Sequence[str]) -> DictConfig:
+        try:
+            return hydra.compose(
+                command.config_name, overrides=[*extra, *overrides], return_hydra_config=True
+            )
+        except Exception as error:
+            # Composition runs no code of a run: whatever Hydra objects to was typed by the user.
+            raise ConfigError(explain(error, overrides)) from error
+
+    source = command.config_folder or str(conf)
+    opened: AbstractContextManager[Any]
+    if source.startswith("pkg://"):
+        module = source.removeprefix("pkg://")
+        opened = hydra.initialize_config_module(module, job_name=_JOB_NAME, **VERSION_BASE)
+    else:
+        opened = hydra.initialize_config_dir(source, job_name=_JOB_NAME, **VERSION_BASE)
+    with opened:
+        yield compose
+
+
+@contextmanager
+def _hydra_config(cfg: DictConfig) -> Iterator[None]:
+    """Let ``${hydra:...}`` resolve."""
+    singleton = HydraConfig.instance()
+    before = singleton.cfg
+    singleton.set_config(cfg)
+    try:
+        yield
+    finally:
+        singleton.cfg = before
+
+
+def explain(error: Exception, overrides: Sequence[str]) -> str:
+    """Return one line for a mistake that Hydra found, with the nearest key.
+
+    Args:
+        error: What Hydra raised.
+        overrides: What was typed.
+    """
+    message = str(error) or type(error).__name__
+    key = unknown_key_in(message)
+    if key is None:
+        return explain_composition(message)
+    values = [parsed.value for parsed in map(Override.parse, overrides) if parsed.key == key]
+    return unknown_override(key, _plain_value(values[-1] if values else None))
+
+
+def _plain_value(text: str | None) -> Any:
+    try:
+        return json.loads(text or "null")
+    except ValueError:
+        return text
