@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
@@ -20,7 +21,7 @@ _LARGEST_SEED = 2**32 - 1
 
 
 def _check_tokenizer(tokenizer: str) -> str:
-    if tokenizer not in ("byte", "char") and not tokenizer.removeprefix("file:") < tokenizer:
+    if not re.fullmatch(r"byte|char|file:.+", tokenizer, re.DOTALL):
         raise ValueError("must be byte, char or file:PATH")
     return tokenizer
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-import speedtronic
 from speedtronic.config.checkpoint import CheckpointSettings
 from speedtronic.config.data import DataSettings, ForeignDataSettings, StdlibDataSettings
 from speedtronic.config.distributed import DistributedSettings, SoloSettings
@@ -99,7 +98,7 @@ GROUPS = {
 
 def conf_folder() -> Path:
     """Return the folder of the shipped YAML: inside the installed package, or of the checkout."""
-    package = Path(speedtronic.__file__).parent
+    package = Path(__file__).parents[1]
     installed = package / "conf"
     return installed if installed.is_dir() else package.parent / "conf"
 

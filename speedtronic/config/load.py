@@ -256,10 +256,10 @@ def _build_section(group: Group, value: Any, allow: Sequence[str]) -> Settings:
 def _merge_option(group: Group, name: Any, section: dict[str, Any]) -> dict[str, Any]:
     if name not in group.options():
         close = nearest(str(name), group.options())
-        advice = f"did you mean '{close}'?" if close else "see conf/"
-        raise ConfigError(
-            f"{group.name}: must be one of {', '.join(group.options())}, got {name!r}; {advice}"
-        )
+        advice = f"did you mean '{close}'?" if close else f"see conf/{group.name}"
+        options = group.options()
+        rule = options[0] if len(options) == 1 else f"one of {', '.join(options)}"
+        raise ConfigError(f"{group.name}: must be {rule}, got {name!r}; {advice}")
     option = _read_option(group, name)
     target = section.get("_target_", option["_target_"])
     if target != option["_target_"]:

@@ -150,5 +150,5 @@ def _refusal(key: str, target: str, reason: str) -> ConfigError:
     elif "builds nothing" in reason:
         advice = "name a class, or list it in extras.allow_targets"
     else:
-        advice = f"to trust it, add extras.allow_targets=[{target}] on the command line"
+        advice = f"to trust it, give extras.allow_targets=[{target}] on the command line"
     return ConfigError(f"{key}: {target!r} may not be called: {reason}; {advice}")

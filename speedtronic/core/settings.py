@@ -56,6 +56,7 @@ _NOUNS = {
     "less_than_equal": "at most {le}",
     "literal_error": "one of {expected}",
     "string_too_short": "text of at least {min_length} character",
+    "too_short": "a list of at least {min_length} entry",
     "is_instance_of": "a {class} settings object",
     "model_type": "a {class_name} settings object",
 }
@@ -176,14 +177,16 @@ def _explain_field(cls: type[Settings], name: Any, problems: list[ErrorDetails])
 
 
 def _rule(cls: type[Settings], name: Any, problems: list[ErrorDetails]) -> str:
-    if problems[0]["type"] in ("missing", "too_long", "too_short"):
-        return f"must have {len(get_args(cls.model_fields[name].annotation))} items"
+    annotation = cls.model_fields[name].annotation
+    if get_origin(annotation) is tuple and problems[0]["type"] in ("missing", "too_long"):
+        return f"must have {len(get_args(annotation))} items"
     nouns: list[str] = []
     for details in problems:
         context = details.get("ctx", {})
         if details["type"] in ("value_error", "assertion_error"):
             return str(context.get("error", details["msg"]))
-        noun = _NOUNS.get(details["type"], details["msg"].lower()).format(**context)
+        shown = {key: _plain_number(value) for key, value in context.items()}
+        noun = _NOUNS.get(details["type"], details["msg"].lower()).format(**shown)
         nouns += [noun] if noun not in nouns else []
     if _takes_null(cls, name):
         nouns.append("null")
@@ -200,7 +203,8 @@ def _advice(cls: type[Settings], name: Any, details: ErrorDetails) -> str:
         return f"write {'false' if value.lower() == 'no' else 'true'}"
     if details["type"] == "literal_error" and isinstance(value, str):
         options = [str(option) for option in _options(cls.model_fields[name].annotation)]
-        close = nearest(value, options)
+        same = [option for option in options if option.lower() == value.lower()]
+        close = same[0] if same else nearest(value, options)
         if close:
             return f"did you mean '{close}'?"
     field = cls.model_fields[name]
@@ -209,6 +213,10 @@ def _advice(cls: type[Settings], name: Any, details: ErrorDetails) -> str:
     default = field.get_default(call_default_factory=False)
     shown = list(default) if isinstance(default, tuple) else default
     return f"the default is {show_value(name, shown)}"
+
+
+def _plain_number(value: Any) -> Any:
+    return f"{value:g}" if isinstance(value, float) else value
 
 
 def _takes_null(cls: type[Settings], name: Any) -> bool:
