@@ -1,1 +1,1 @@
-"""Speedtronic: models."""
+"""Models: the bundled GPT, sampling from it, and names for the user's own."""
