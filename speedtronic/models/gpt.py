@@ -23,8 +23,8 @@ _FEEDFORWARD_MULTIPLE = 64
 class GPT(nn.Module):
     """Decoder-only transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
 
-    cos_TD: Tensor
-    sin_TD: Tensor
+    rotary_cos: Tensor
+    rotary_sin: Tensor
 
     def __init__(  # noqa: PLR0913 - one argument per dimension
         self,
@@ -82,8 +82,8 @@ class GPT(nn.Module):
         if tie_weights:
             self.head.weight = self.embedding.weight
         cos_TD, sin_TD = rotary_tables(d_model // n_head, length=max_seq_len, base=rope_base)
-        self.register_buffer("cos_TD", cos_TD, persistent=False)
-        self.register_buffer("sin_TD", sin_TD, persistent=False)
+        self.register_buffer("rotary_cos", cos_TD, persistent=False)
+        self.register_buffer("rotary_sin", sin_TD, persistent=False)
         self._draw_weights(residual_std=_INIT_STD * (2 * n_layer) ** -0.5)
 
     def forward(
@@ -110,7 +110,7 @@ class GPT(nn.Module):
             )
         mask_B1TT = None if attention_mask is None else causal_padding_mask(attention_mask)
         x_BTC = self.embedding_dropout(self.embedding(input_ids))
-        cos_TD, sin_TD = self.cos_TD[:length], self.sin_TD[:length]
+        cos_TD, sin_TD = self.rotary_cos[:length], self.rotary_sin[:length]
         every = self._checkpoint_every if self.training and torch.is_grad_enabled() else None
         for index, block in enumerate(self.blocks):
             if every is not None and index % every == 0:
