@@ -139,7 +139,6 @@ def _train(plan: RunPlan, *, argv: Sequence[str]) -> Outcome:
         folder=plan.folder,
         argv=argv,
         notes=plan.notes,
-        warnings=plan.warnings,
     )
 
 
@@ -177,21 +176,20 @@ def _execute(
     folder: RunFolder,
     argv: Sequence[str],
     notes: Sequence[str] = (),
-    warnings: Sequence[str] = (),
 ) -> Outcome:
     """Hand a checked configuration to the runtime; torch is imported here."""
     if config.extras.print_config:
         print(OmegaConf.to_yaml(OmegaConf.create(config.to_dict())), end="", flush=True)
-    from speedtronic.runtime import run_command
+    from speedtronic.session import run_session
 
-    report = run_command(
+    report = run_session(
         config,
-        run_dir=folder.path,
-        argv=list(argv),
-        resume_notes=list(notes),
-        warnings=list(warnings),
+        folder=folder.path,
+        argv=[sys.argv[0], *argv],
+        notes=notes,
+        resume=config.resume,
     )
-    value = getattr(report.result, config.extras.return_metric)
+    value = getattr(report.record, config.extras.return_metric)
     return Outcome(
         value=None if value is None else float(value),
         exit_status=0 if report.signal_number is None else 128 + report.signal_number,

@@ -42,8 +42,8 @@ from speedtronic.config.resume import (
 )
 from speedtronic.core.errors import ConfigError, RunFolderError
 from speedtronic.run_folder.claim import FolderClaim, claim_folder
+from speedtronic.run_folder.commands import resume_command
 from speedtronic.run_folder.layout import RunFolder, find_resumable
-from speedtronic.run_folder.summary import resume_command
 
 if TYPE_CHECKING:
     from speedtronic.config import SpeedtronicConfig
@@ -109,9 +109,7 @@ class RunPlan:
     merged: Tree | None = None
     """The configuration of a resumed segment."""
     notes: tuple[str, ...] = ()
-    """What a resume changed or kept, one line each."""
-    warnings: tuple[str, ...] = ()
-    """What the user should know before the run starts."""
+    """What a resume changed or kept, and what else to know before the run starts; for its log."""
 
 
 @dataclass(frozen=True)
@@ -264,8 +262,10 @@ def plan_run(command: Command, *, conf: Path) -> RunPlan | None:
         claim = claim or _claim(folder, undo)
         notes = [*draft.notes, *_note_dead_owner(claim, folder)]
         if not place.resume:
-            notes += _make_room(folder, claim, overwrite=place.overwrite)
-            claim = _claim(folder, undo)
+            backup = _make_room(folder, claim, overwrite=place.overwrite)
+            if backup is not None:
+                notes.append(f"moved the earlier run to {backup}")
+                claim = _claim(folder, undo)
         undo.pop_all()
     segment = next_segment(folder.hydra) if saved is not None else None
     more = [] if segment is None else [f"hydra.output_subdir=.hydra/{segment}"]
@@ -277,8 +277,7 @@ def plan_run(command: Command, *, conf: Path) -> RunPlan | None:
         argv=(*command.flags, *draft.overrides, pinned, *more),
         segment=segment,
         merged=draft.merged,
-        notes=tuple(notes),
-        warnings=tuple(_warn(command, config, place)),
+        notes=(*notes, *_warn(command, config, place)),
     )
 
 
@@ -328,14 +327,14 @@ def _note_dead_owner(claim: FolderClaim, folder: RunFolder) -> list[str]:
     return [f"took the folder over from {claim.previous_owner}, which ended without releasing it"]
 
 
-def _make_room(folder: RunFolder, claim: FolderClaim, *, overwrite: bool) -> list[str]:
-    """Clear a claimed folder for a fresh start, and give the claim up."""
+def _make_room(folder: RunFolder, claim: FolderClaim, *, overwrite: bool) -> Path | None:
+    """Clear a claimed folder for a fresh start; a run in it moves to the returned place."""
     if folder.holds_run() and overwrite:
-        return [f"moved the earlier run to {claim.move_aside()}"]
+        return claim.move_aside()
     _refuse_to_mix(folder)
     # Left by a start that failed before its first step; Hydra writes it anew.
     shutil.rmtree(folder.hydra, ignore_errors=True)
-    return []
+    return None
 
 
 def _draft(command: Command, place: _Place, saved: SavedRun | None, compose: Compose) -> _Draft:

@@ -9,7 +9,6 @@ import importlib.metadata
 import os
 import platform
 import re
-import shlex
 import socket
 import subprocess
 import sys
@@ -166,20 +165,6 @@ def num_threads() -> int | None:
     """Return the threads torch computes with; None while torch is not loaded."""
     torch = sys.modules.get("torch")
     return None if torch is None else int(torch.get_num_threads())
-
-
-def program_command(argv0: str | None = None) -> str:
-    """Return how a person starts this program: the script with Python, or the console command."""
-    program = sys.argv[0] if argv0 is None else argv0
-    if not program.endswith(".py"):
-        return "speedtronic"
-    try:
-        shown = Path(program).resolve().relative_to(Path.cwd())
-    except ValueError:
-        shown = Path(program)
-    if shown.name == "__main__.py":
-        return "speedtronic"
-    return f"python {shlex.quote(str(shown))}"
 
 
 def _redact(argument: str) -> str:

@@ -52,15 +52,6 @@ class ResultRecord:
     """One line about the failure; None when there was none."""
 
 
-@dataclass(frozen=True)
-class RunReport:
-    """What the command line needs to know of a finished run."""
-
-    result: ResultRecord
-    signal_number: int | None = None
-    """The signal that stopped the run; None when it reached its end or its time limit."""
-
-
 def begin_segment(
     folder: RunFolder, *, argv: Sequence[str], facts: Mapping[str, Any] | None = None, step: int = 0
 ) -> int:

@@ -2,64 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-from collections.abc import Sequence
-from pathlib import Path
-
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from speedtronic.run_folder.environment import program_command
+from speedtronic.run_folder.commands import resume_command, shown_path, tensorboard_command
 from speedtronic.run_folder.layout import RunFolder
 from speedtronic.run_folder.records import ResultRecord
+
+__all__ = ["render_summary", "resume_command", "shown_path", "tensorboard_command"]
 
 _MAX_WIDTH = 88
 _NAME_WIDTH = 14
 _MINUTE_S = 60
 _HOUR_S = 3600
 _STATUS_STYLE = {"completed": "green", "interrupted": "yellow", "failed": "red"}
-
-
-def resume_command(
-    run_dir: str | os.PathLike[str],
-    *,
-    allow_targets: Sequence[str] = (),
-    program: str | None = None,
-    overrides: Sequence[str] = (),
-) -> str:
-    """Return the line that continues a run, ready to paste into a shell.
-
-    Args:
-        run_dir: The run folder.
-        allow_targets: Targets the run needs; they are never taken from a saved run.
-        program: How to start the program; as this process was started by default.
-        overrides: Further overrides to show.
-
-    Example:
-        >>> resume_command("outputs/my run", program="speedtronic", allow_targets=["nets.Big"])
-        "speedtronic 'run_dir=outputs/my run' resume=true 'extras.allow_targets=[nets.Big]'"
-    """
-    arguments = [f"run_dir={shown_path(run_dir)}", "resume=true", *overrides]
-    if allow_targets:
-        arguments.append(f"extras.allow_targets=[{','.join(allow_targets)}]")
-    return " ".join([program or program_command(), *map(shlex.quote, arguments)])
-
-
-def tensorboard_command(folder: RunFolder) -> str:
-    """Return the line that opens a run in TensorBoard."""
-    return f"tensorboard --logdir {shlex.quote(shown_path(folder.tensorboard))}"
-
-
-def shown_path(path: str | os.PathLike[str]) -> str:
-    """Return a path as a person would type it: relative below the working directory."""
-    full = Path(os.path.abspath(path))  # noqa: PTH100 - keeps symbolic links as typed
-    try:
-        return str(full.relative_to(Path.cwd()))
-    except ValueError:
-        return str(full)
 
 
 def render_summary(
