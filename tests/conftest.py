@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Read by OpenMP and torch when they are first imported, here and in every process a test starts.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -25,6 +26,10 @@ os.environ["MKL_NUM_THREADS"] = "1"
 # Inductor compiles in this process instead of in a pool that outlives the test.
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
+
+# No deadline: a busy machine is not a fault. The same examples in every run.
+settings.register_profile("speedtronic", deadline=None, derandomize=True, database=None)
+settings.load_profile("speedtronic")
 
 CACHE_VARIABLE = "SPEEDTRONIC_CACHE_DIR"
 CACHE_PREFIX = "speedtronic-test-cache-"
