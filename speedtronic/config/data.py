@@ -133,18 +133,22 @@ class TextDataSettings(DataSettings):
     """Text files of the user's: UTF-8, line endings kept."""
 
     path: PathList | None = None
-    """File, folder or pattern, or a list of those; must be given."""
+    """File, pattern or folder (every *.txt below it), or a list of those; must be given."""
     tokenizer: TokenizerName = "byte"
     """byte, char, or file:PATH of a Hugging Face tokenizers JSON."""
 
     @model_validator(mode="after")
     def _check_path(self) -> Self:
+        self._given_path()
+        return self
+
+    def _given_path(self) -> PathList:
         if self.path is None:
             raise ConfigError(
                 "data.path must be given for data=text, got null;"
                 " set data.path to a file, a folder or a pattern"
             )
-        return self
+        return self.path
 
     def build(
         self, *, block_size: int, seed: int, max_eval_batches: int | None, device: torch.device
@@ -153,7 +157,7 @@ class TextDataSettings(DataSettings):
         from speedtronic.data.corpus import build_text_data
 
         return build_text_data(
-            path=self.path,
+            path=self._given_path(),
             tokenizer=self.tokenizer,
             block_size=block_size,
             seed=seed,
@@ -172,12 +176,16 @@ class TokensDataSettings(DataSettings):
 
     @model_validator(mode="after")
     def _check_path(self) -> Self:
+        self._given_path()
+        return self
+
+    def _given_path(self) -> PathList:
         if self.path is None:
             raise ConfigError(
                 "data.path must be given for data=tokens, got null;"
                 " set data.path to a folder written by python -m speedtronic.data"
             )
-        return self
+        return self.path
 
     def build(
         self, *, block_size: int, seed: int, max_eval_batches: int | None, device: torch.device
@@ -186,7 +194,7 @@ class TokensDataSettings(DataSettings):
         from speedtronic.data.tokens import build_tokens_data
 
         return build_tokens_data(
-            path=self.path,
+            path=self._given_path(),
             tokenizer=self.tokenizer,
             block_size=block_size,
             seed=seed,
@@ -233,11 +241,8 @@ class ForeignDataSettings(DataSettings):
         Loader keys that its signature names are passed to it. A ``LoadedData`` is taken as it is.
         """
         from speedtronic.data.dataset import build_dataset_data
-        from speedtronic.data.loaded import LoadedData
 
         keywords = {"block_size": block_size, "seed": seed, **self.loader_keywords(device=device)}
         offered = {"target_batch_size": self.update_batch_size, **keywords}
         made = self.factory.call(section=self.section, offered=offered)
-        if isinstance(made, LoadedData):
-            return made
         return build_dataset_data(made, max_eval_batches=max_eval_batches, **keywords)

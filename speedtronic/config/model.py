@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
@@ -31,9 +32,9 @@ class ModelSettings(Settings, ABC):
         """
 
     @property
+    @abstractmethod
     def longest_block(self) -> int | None:
         """Longest sequence the model takes, in tokens, or None when only the model knows."""
-        return None
 
 
 class GPTSettings(ModelSettings):
@@ -137,6 +138,11 @@ class ForeignModelSettings(ModelSettings):
     factory: Factory
     """The class or function and its arguments."""
 
+    @property
+    def longest_block(self) -> int | None:
+        """Longest sequence in tokens, where the arguments name a ``max_seq_len``."""
+        return _max_seq_len(self.factory.arguments)
+
     def build(self, *, vocab_size: int | None) -> nn.Module:
         """Call the user's class; ``vocab_size`` is passed when its signature names it."""
         from torch import nn
@@ -159,6 +165,11 @@ class RegisteredModelSettings(ModelSettings):
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class."""
 
+    @property
+    def longest_block(self) -> int | None:
+        """Longest sequence in tokens, where the arguments name a ``max_seq_len``."""
+        return _max_seq_len(self.arguments)
+
     def build(self, *, vocab_size: int | None) -> nn.Module:
         """Build the registered class; ``vocab_size`` is passed when its signature names it."""
         from torch import nn
@@ -176,6 +187,11 @@ class RegisteredModelSettings(ModelSettings):
                 f" {type(model).__name__}; register a model class"
             )
         return model
+
+
+def _max_seq_len(arguments: Mapping[str, Any]) -> int | None:
+    value = arguments.get("max_seq_len")
+    return value if type(value) is int and value > 0 else None
 
 
 def _check_head_width(d_model: int, n_head: int) -> None:

@@ -277,7 +277,7 @@ def test_an_undecodable_file_is_one_line(tmp_path: Path) -> None:
 
 
 def test_something_else_than_a_mapping_is_refused() -> None:
-    with pytest.raises(ConfigError, match="configuration: must be a mapping .* got list"):
+    with pytest.raises(ConfigError, match=r"configuration: must be a mapping .* got list"):
         load_config([1])
 
 
