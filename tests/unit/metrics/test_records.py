@@ -127,3 +127,8 @@ def test_scalars_are_the_numbers_under_the_names_of_dashboards() -> None:
 
     assert find_scalars("train_stats", payload) == {"train/loss": 2.0, "train/lr/decayed": 0.5}
     assert find_scalars("eval", {"step": 3, "loss": 1.5}) == {"eval/loss": 1.5}
+
+
+@pytest.mark.parametrize("event", ["train_start", "train_end"])
+def test_start_and_end_of_a_fit_are_no_curves(event: str) -> None:
+    assert find_scalars(event, {"step": 3, "target": 10, "final_loss": 1.5}) == {}
