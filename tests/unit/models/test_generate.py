@@ -112,6 +112,9 @@ def test_the_context_is_cut_to_what_the_model_takes() -> None:
     model.max_seq_len = 3
     sample(model, torch.zeros(2, dtype=torch.long))
     assert model.lengths == [2, 3, 3, 3, 3]
+    successor = Successor()
+    successor.max_seq_len = 2
+    assert sample(successor, torch.tensor([30, 20, 10])).tolist()[3:] == [11, 12, 13, 14, 15]
     gpt_ids = sample(make_gpt(), torch.zeros(30, dtype=torch.long))
     assert gpt_ids.shape == (35,)
 
