@@ -10,7 +10,7 @@ from pydantic import Field
 from speedtronic.core.settings import PathText, Settings
 
 if TYPE_CHECKING:
-    from speedtronic.checkpoint.manager import CheckpointManager
+    from speedtronic.checkpoint.manager import CheckpointManager, EventHandler
 
 
 class CheckpointSettings(Settings):
@@ -33,8 +33,15 @@ class CheckpointSettings(Settings):
     async_save: bool = True
     """Whether files are written in the background."""
 
-    def build(self, *, folder: Path | None) -> CheckpointManager:
-        """Build the manager; relative paths are below ``folder``, or the working directory."""
+    def build(
+        self, *, folder: Path | None, on_event: EventHandler | None = None
+    ) -> CheckpointManager:
+        """Build the manager; relative paths are below ``folder``, or the working directory.
+
+        Args:
+            folder: The run folder.
+            on_event: Told of every checkpoint and of what went wrong with one.
+        """
         from speedtronic.checkpoint.manager import CheckpointManager
 
         return CheckpointManager(
@@ -45,4 +52,5 @@ class CheckpointSettings(Settings):
             keep_best=self.keep_best,
             every_minutes=self.every_minutes,
             async_save=self.async_save,
+            on_event=on_event,
         )

@@ -74,7 +74,7 @@ def import_target(target: str, *, key: str) -> Any:
                 if importlib.util.find_spec(name) is not None:
                     _import_module(name, key=key, target=target)
             if not hasattr(found, part):
-                raise ConfigError(_no_such_name(found, holder, part, key=key, target=target))
+                raise _no_such_name(found, holder, part, key=key, target=target)
             found = getattr(found, part)
     return found
 
@@ -91,10 +91,15 @@ def _import_module(name: str, *, key: str, target: str) -> ModuleType:
     raise ConfigError(f"{key}: {target!r} cannot be imported ({reason}); {advice}")
 
 
-def _no_such_name(holder: Any, holder_name: str, part: str, *, key: str, target: str) -> str:
+def _no_such_name(
+    holder: Any, holder_name: str, part: str, *, key: str, target: str
+) -> ConfigError:
+    if _is_standard(part):
+        reason = f"reaches for {part} of the standard library, which is never called"
+        return _refusal(key, target, reason)
     close = nearest(part, [name for name in dir(holder) if not name.startswith("_")])
     advice = f"did you mean '{holder_name}.{close}'?" if close else "check the name"
-    return f"{key}: {holder_name} has no {part!r}, got {target!r}; {advice}"
+    return ConfigError(f"{key}: {holder_name} has no {part!r}, got {target!r}; {advice}")
 
 
 @contextmanager

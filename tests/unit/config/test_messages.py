@@ -11,6 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from speedtronic.config import AdamWSettings, ConfigError, load_config
+from speedtronic.config.load import unknown_override
 from speedtronic.core.settings import redact
 
 LINES: list[tuple[dict[str, Any], str]] = [
@@ -307,3 +308,18 @@ def test_redaction_hides_values_at_any_depth_and_leaves_the_rest() -> None:
         "eos_token": "<s>",
         "token": None,
     }
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("optimizer.lrr", "optimizer.lrr: unknown key, got 1; did you mean 'optimizer.lr'?"),
+        ("optimiser.lr", "optimiser.lr: unknown key, got 1; did you mean 'optimizer.lr'?"),
+        ("seeed", "seeed: unknown key, got 1; did you mean 'seed'?"),
+        ("data.vocab_sise", "data.vocab_sise: unknown key, got 1; did you mean 'data.vocab_size'?"),
+        ("experimant", "experimant: unknown key, got 1; did you mean 'experiment'?"),
+        ("zz.yy", "zz.yy: unknown key, got 1; see --cfg job for all keys"),
+    ],
+)
+def test_an_unknown_override_gets_the_nearest_key_of_any_choice(key: str, line: str) -> None:
+    assert unknown_override(key, 1) == line

@@ -280,7 +280,8 @@ def test_solo_has_no_coordinator() -> None:
 
 def test_the_checkpoint_manager_lives_below_the_run_folder(tmp_path: Path) -> None:
     settings = CheckpointSettings(every_steps=3, keep_last=None, async_save=False)
-    manager = settings.build(folder=tmp_path)
+    events: list[str] = []
+    manager = settings.build(folder=tmp_path, on_event=lambda name, _payload: events.append(name))
     try:
         assert [manager.should_save(step) for step in (2, 3, 6)] == [False, True, True]
         assert manager.latest_path() is None
@@ -289,6 +290,7 @@ def test_the_checkpoint_manager_lives_below_the_run_folder(tmp_path: Path) -> No
         assert path.parent == tmp_path / "checkpoints"
     finally:
         manager.close()
+    assert events == ["checkpoint"]
 
 
 def test_an_absolute_checkpoint_directory_stays_where_it_is(tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def test_these_may_be_called(target: str) -> None:
         "subprocess.run",
         "importlib.import_module",
         "speedtronic.core.files.os.system",
+        "speedtronic.config.load.os.system",
         "speedtronic.config.load.Path",
         "probe_package.net.os.system",
         "probe_package.net.logging.Logger",
@@ -179,7 +180,7 @@ def test_a_misspelt_name_gets_the_nearest_one() -> None:
         " did you mean 'probe_package.net.Net'?"
     )
     assert "did you mean 'torch.nn.Linear'?" in refusal("torch.nn.Linea")
-    assert "probe_package has no 'nett'" in refusal("probe_package.nett.Net")
+    assert "did you mean 'probe_package.net'?" in refusal("probe_package.nett.Net")
 
 
 def test_a_module_that_cannot_be_imported_is_one_line_with_the_reason() -> None:
