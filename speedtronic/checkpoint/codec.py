@@ -166,7 +166,7 @@ class _Encoder:
     def _encode_tensor(self, value: Tensor, path: tuple[Any, ...]) -> dict[str, str]:
         _check_tensor(value, path)
         identity = _identity(value)
-        known = self._references.get(identity) if value.numel() else None
+        known = self._references.get(identity)
         if known is not None:
             if path[0] == _MODEL and known["file"] == STATE_FILE:
                 self.aliases[_join(path[1:] or path)] = known["name"]
@@ -175,7 +175,7 @@ class _Encoder:
         name = self._free_name(_join((file == STATE_FILE and path[1:]) or path), file)
         self.tensors[file][name] = value.detach()
         reference = {_MARK: "tensor", "file": file, "name": name}
-        if value.numel():
+        if value.numel():  # empty tensors all have the address 0
             self._references[identity] = reference
         return reference
 

@@ -318,12 +318,10 @@ class CheckpointManager:
         entries = [self._inspector.glance(path) for path in candidates(self.directory)]
         entries = [entry for entry in entries if entry.problem is None]
         kept = self._newest(entries, self.keep_last)
-        if not kept:
-            return []
         kept |= set(best_good(self._inspector, self.directory, count=self.keep_best))
         if just_saved is not None:
             kept.add(just_saved)
-        # What the search for good ones found damaged is not worth less than its neighbours' bytes.
+        # What the searches found damaged stays; where nothing is good, that is everything.
         removed = [
             entry.path
             for entry in entries

@@ -146,7 +146,8 @@ def test_different_views_of_one_storage_are_stored_each_with_its_own_elements() 
             "tail": flat[4:],
             "all": flat,
             "matrix": flat.view(2, 3),
-            "transposed": flat.view(2, 3).T,
+            "square": flat[:4].view(2, 2),
+            "transposed": flat[:4].view(2, 2).T,
             "bits": flat.view(torch.int32),
         }
     }

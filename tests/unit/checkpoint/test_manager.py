@@ -10,6 +10,7 @@ import pickle
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from speedtronic.checkpoint import folder, storing
 from speedtronic.checkpoint import manager as manager_module
-from speedtronic.checkpoint import storing
 from speedtronic.checkpoint.folder import Inspector, checkpoint_name, read_manifest, step_of
 from speedtronic.checkpoint.manager import THREAD_NAME, CheckpointManager
 from speedtronic.core.errors import CheckpointError, ConfigError
@@ -390,6 +391,27 @@ def test_waiting_has_a_deadline(build, monkeypatch: pytest.MonkeyPatch) -> None:
     assert manager.load_latest()["step"] == 1
 
 
+def test_the_copies_are_kept_until_the_manager_is_closed(
+    build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[weakref.ref[torch.Tensor]] = []
+    original = storing.write_checkpoint
+
+    def note(directory: Path, snapshot: Any, **keywords: Any) -> Path:
+        copies.append(weakref.ref(snapshot.encoded.tensors["state.safetensors"]["norm"]))
+        return original(directory, snapshot, **keywords)
+
+    monkeypatch.setattr(manager_module, "write_checkpoint", note)
+    manager = build()
+    manager.save(1, state_of(1))
+    manager.save(2, state_of(2))
+    manager.wait()
+    assert copies[0]() is copies[1]()
+    assert copies[1]() is not None
+    manager.close()
+    assert copies[1]() is None
+
+
 def test_a_closed_manager_saves_again(build) -> None:
     manager = build()
     manager.save(1, state_of(1))
@@ -532,6 +554,20 @@ def test_the_last_ones_are_kept(build) -> None:
     manager.close()
     assert steps_in(manager.directory) == [4, 5]
     assert len(list(manager.directory.iterdir())) == 2
+
+
+def test_what_this_process_wrote_is_not_read_again_to_decide_what_to_keep(
+    build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_path: Path) -> str:
+        raise AssertionError("read again")
+
+    monkeypatch.setattr(folder, "sha256_file", refuse)
+    manager = build(keep_last=1, keep_best=1)
+    for step in range(1, 5):
+        manager.save(step, state_of(step), metric=float(step))
+    manager.close()
+    assert manager.paths() == [manager.directory / checkpoint_name(step) for step in (1, 4)]
 
 
 def test_keep_last_none_keeps_all(build) -> None:
