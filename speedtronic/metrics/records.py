@@ -78,8 +78,8 @@ def find_scalars(event: str, payload: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of an event under the names that dashboards show.
 
     ``train_step`` and ``train_stats`` share the prefix ``train/``; other events use their own
-    name. The step is the axis, and text and flags are no numbers. Start and end of a fit are points,
-    not curves, and have none.
+    name. The step is the axis, and text and flags are no numbers. Start and end of a fit have none:
+    they are points, not curves.
 
     Example:
         >>> find_scalars("train_step", {"step": 1, "loss": 2.5, "lr": 0.1})
