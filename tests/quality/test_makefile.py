@@ -1,4 +1,4 @@
-"""The Makefile: what a bare ``make`` says, and when it installs again; nothing is installed here."""
+"""The Makefile: what a bare ``make`` says, and when it installs again; nothing is installed."""
 
 from __future__ import annotations
 
