@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,12 +96,12 @@ def conf_folder() -> Path:
 
 def _run(argv: Sequence[str], *, conf: Path) -> int:
     command = read_command(argv)
-    if command.is_question:
-        _call_hydra(_job, [*command.flags, *command.hydra_overrides], conf=conf)
-        return 0
-    plan = None if command.is_multirun else plan_run(command, conf=conf)
+    plan = None
+    if not command.is_question and not command.is_multirun:
+        plan = plan_run(command, conf=conf)
     if plan is None:
-        _call_hydra(_job, [*command.flags, *command.hydra_overrides], conf=conf)
+        words = [*command.flags, *command.hydra_overrides]
+        _call_hydra(Job(os.environ.get(_FULL_ERROR)), words, conf=conf)
         return 0
     try:
         return _run_once(plan, argv=argv, conf=conf)
@@ -115,7 +114,6 @@ def _run_once(plan: RunPlan, *, argv: Sequence[str], conf: Path) -> int:
     ended: list[Outcome | Exception] = []
     full_error = os.environ.get(_FULL_ERROR)
 
-    @wraps(_job)  # Hydra names the job after the task's module
     def task(_cfg: DictConfig) -> float | None:
         with _environment_variable(_FULL_ERROR, full_error):
             try:
@@ -134,19 +132,35 @@ def _run_once(plan: RunPlan, *, argv: Sequence[str], conf: Path) -> int:
 def _train(plan: RunPlan, *, argv: Sequence[str]) -> Outcome:
     if plan.merged is not None and plan.segment is not None:
         save_merged(plan.folder.hydra / plan.segment, plan.merged)
-    return _execute(
+    return execute(
         plan.config,
         folder=plan.folder,
         argv=argv,
         notes=plan.notes,
+        warnings=plan.warnings,
     )
 
 
-def _job(cfg: DictConfig) -> float | None:
-    """Train one job of a multirun; Hydra's launchers may call this in other processes."""
+@dataclass(frozen=True)
+class Job:
+    """The task of a multirun; Hydra's launchers may carry it to other processes."""
+
+    full_error: str | None
+    """The user's HYDRA_FULL_ERROR."""
+
+    def __call__(self, cfg: DictConfig) -> float | None:
+        """Train one job, and return what the sweeper asked for."""
+        with _environment_variable(_FULL_ERROR, self.full_error):
+            outcome = _run_job(cfg)
+        if outcome.exit_status:
+            raise SystemExit(outcome.exit_status)
+        return outcome.value
+
+
+def _run_job(cfg: DictConfig) -> Outcome:
     hydra_config = HydraConfig.get()
     try:
-        outcome = _train_job(cfg, folder=RunFolder(Path(hydra_config.runtime.output_dir)))
+        return _train_job(cfg, folder=RunFolder(Path(hydra_config.runtime.output_dir)))
     except Exception as error:  # noqa: BLE001 - the other jobs go on: say it now, let Hydra count it
         print(f"job {hydra_config.job.num} failed:", file=sys.stderr)
         if isinstance(error, SpeedtronicError):
@@ -154,9 +168,6 @@ def _job(cfg: DictConfig) -> float | None:
         else:
             traceback.print_exc()
         raise JobFailedError(f"job {hydra_config.job.num} failed: {error}") from None
-    if outcome.exit_status:
-        raise SystemExit(outcome.exit_status)
-    return outcome.value
 
 
 def _train_job(cfg: DictConfig, *, folder: RunFolder) -> Outcome:
@@ -167,29 +178,30 @@ def _train_job(cfg: DictConfig, *, folder: RunFolder) -> Outcome:
                 f"{folder.path} holds a run (step {folder.recorded_steps()}); "
                 "use resume=true or another sweep_dir"
             )
-        return _execute(config, folder=folder, argv=sys.argv[1:])
+        return execute(config, folder=folder, argv=sys.argv[1:])
 
 
-def _execute(
+def execute(
     config: SpeedtronicConfig,
     *,
     folder: RunFolder,
     argv: Sequence[str],
     notes: Sequence[str] = (),
+    warnings: Sequence[str] = (),
 ) -> Outcome:
     """Hand a checked configuration to the runtime; torch is imported here."""
     if config.extras.print_config:
         print(OmegaConf.to_yaml(OmegaConf.create(config.to_dict())), end="", flush=True)
-    from speedtronic.session import run_session
+    from speedtronic.session import run_command
 
-    report = run_session(
+    report = run_command(
         config,
-        folder=folder.path,
+        run_dir=folder.path,
         argv=[sys.argv[0], *argv],
-        notes=notes,
-        resume=config.resume,
+        resume_notes=notes,
+        warnings=warnings,
     )
-    value = getattr(report.record, config.extras.return_metric)
+    value = getattr(report.result, config.extras.return_metric)
     return Outcome(
         value=None if value is None else float(value),
         exit_status=0 if report.signal_number is None else 128 + report.signal_number,

@@ -69,6 +69,8 @@ class Command:
     """Overrides in Hydra's own words, without the run folder."""
     run_dir: str | None
     """The run folder, absolute, as far as the command line names one."""
+    sweep_dir: str | None
+    """The folder of a multirun, as typed, or None."""
     is_multirun: bool
     """Whether ``-m`` or ``hydra.mode=MULTIRUN`` was given."""
     is_question: bool
@@ -109,7 +111,9 @@ class RunPlan:
     merged: Tree | None = None
     """The configuration of a resumed segment."""
     notes: tuple[str, ...] = ()
-    """What a resume changed or kept, and what else to know before the run starts; for its log."""
+    """What became of an earlier run here, one line each, for the log."""
+    warnings: tuple[str, ...] = ()
+    """What the user should know before the run starts."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +164,6 @@ def read_command(argv: Sequence[str]) -> Command:
     sweep_dir = _one_folder(overrides, _SWEEP_DIR_KEYS)
     if is_multirun and run_dir is not None:
         raise ConfigError(f"run_dir is for one run, got {run_dir}; use sweep_dir=S with -m")
-    if sweep_dir is not None and not is_multirun and not is_question:
-        raise ConfigError(f"sweep_dir is for a multirun, got {sweep_dir}; add -m or use run_dir=R")
     kept = [override.text for override in overrides if not _names_folder(override)]
     if sweep_dir is not None:
         kept.append(_folder_override("hydra.sweep.dir", _absolute(sweep_dir)))
@@ -169,6 +171,7 @@ def read_command(argv: Sequence[str]) -> Command:
         flags=tuple(_flags(arguments)),
         overrides=tuple(kept),
         run_dir=None if run_dir is None else _absolute(run_dir),
+        sweep_dir=sweep_dir,
         is_multirun=is_multirun,
         is_question=is_question,
         config_folder=_config_folder(arguments.config_path),
@@ -249,6 +252,9 @@ def plan_run(command: Command, *, conf: Path) -> RunPlan | None:
         place = _find_place(command, compose)
         if place is None:
             return None
+        if command.sweep_dir is not None:
+            typed = command.sweep_dir
+            raise ConfigError(f"sweep_dir is for a multirun, got {typed}; add -m or use run_dir=R")
         folder = place.folder
         if not place.resume and not place.overwrite:
             _refuse_to_mix(folder)
@@ -277,7 +283,8 @@ def plan_run(command: Command, *, conf: Path) -> RunPlan | None:
         argv=(*command.flags, *draft.overrides, pinned, *more),
         segment=segment,
         merged=draft.merged,
-        notes=(*notes, *_warn(command, config, place)),
+        notes=tuple(notes),
+        warnings=tuple(_warn(command, config, place)),
     )
 
 
@@ -363,7 +370,7 @@ def _draft(command: Command, place: _Place, saved: SavedRun | None, compose: Com
     kept_values = [
         f"kept saved value {change.key}: {change.before} (the configuration files say"
         f" {change.after} now)"
-        for change in merged.drift
+        for change in (merged.drift if saved.is_composed else ())
     ]
     return _Draft(
         after,

@@ -56,6 +56,8 @@ class SavedRun:
     """Nested dict, interpolations unresolved."""
     overrides: tuple[str, ...]
     """Overrides of all segments in order, without those that hold for one start only."""
+    is_composed: bool = True
+    """Whether YAML files and overrides made it; false for a run started from Python."""
 
 
 @dataclass(frozen=True)
@@ -97,16 +99,17 @@ def read_saved_run(hydra_folder: Path, *, config_json: Path | None = None) -> Sa
     Returns:
         None when nothing usable was saved.
     """
+    is_composed = (hydra_folder / "config.yaml").exists()
     segments = sorted(hydra_folder.glob(f"{SEGMENT_PREFIX}[0-9]*"), reverse=True)
     sources = [(segment / MERGED_NAME, segment / "overrides.yaml") for segment in segments]
     sources.append((hydra_folder / "config.yaml", hydra_folder / "overrides.yaml"))
     for config_path, overrides_path in sources:
         config, overrides = _load(config_path), _load(overrides_path)
         if isinstance(config, dict) and config and isinstance(overrides, list):
-            return SavedRun(config=config, overrides=replayable(overrides))
+            return SavedRun(config, replayable(overrides), is_composed)
     resolved = _load(config_json) if config_json is not None else None
     if isinstance(resolved, dict) and resolved:
-        return SavedRun(config=resolved, overrides=())
+        return SavedRun(resolved, (), is_composed=False)
     return None
 
 
@@ -180,7 +183,7 @@ def merge_resumed(saved: Tree, *, before: Tree, after: Tree, asked: Sequence[str
         _copy_value(merged, after, path)
     final = flatten(merged)
     changes = _compare(old, final, paths={**old, **final})
-    drift = _compare(old, base, paths=old.keys() & base.keys())
+    drift = _compare(old, base, paths=[path for path in old if path in base])
     kept = [change for change in drift if _equal(_at(final, change.path), change.before)]
     return MergedConfig(config=merged, changes=tuple(changes), drift=tuple(kept))
 
@@ -218,9 +221,15 @@ def flatten(tree: Mapping[str, Any], prefix: KeyPath = ()) -> dict[KeyPath, Any]
 
 
 def _load(path: Path) -> Any:
+    """Return the plain content of a YAML or JSON file; None when it is missing or torn."""
     try:
         return OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except (OSError, ValueError, OmegaConfBaseException):
+        return None
+    except Exception as error:
+        # PyYAML is no dependency of ours, so its errors are known by their package alone.
+        if not type(error).__module__.startswith("yaml"):
+            raise
         return None
 
 

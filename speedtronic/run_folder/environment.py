@@ -12,7 +12,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ _PACKAGES = (
     "filelock",
     "tokenizers",
 )
-_BIT_CHANGING_PACKAGES = ("speedtronic", "torch", "numpy")
 _GIT_TIMEOUT_S = 10
 # "token" must stand alone at the end of a name: tokenizer, tokens and num_tokens are no secrets.
 _SECRET_NAME = (
@@ -72,53 +71,6 @@ def describe_environment(argv: Sequence[str], *, cwd: Path | None = None) -> dic
         },
         "threads": num_threads(),
     }
-
-
-def training_environment(
-    *,
-    device: str,
-    precision: str,
-    compiled: bool = False,
-    attention: str | None = None,
-    **decisions: Any,
-) -> dict[str, Any]:
-    """Return what must be the same for a run to repeat bit for bit, as plain JSON values.
-
-    Args:
-        device: Device and, for an accelerator, its name.
-        precision: The mode in force.
-        compiled: Whether the model runs compiled.
-        attention: The attention kernel in force.
-        **decisions: Further decisions with an influence on the last bits.
-    """
-    return {
-        "versions": {name: package_versions().get(name) for name in _BIT_CHANGING_PACKAGES},
-        "python": platform.python_version(),
-        "cpu": cpu_model(),
-        "threads": num_threads(),
-        "device": device,
-        "precision": precision,
-        "compiled": compiled,
-        "attention": attention,
-        **decisions,
-    }
-
-
-def compare_environments(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Return one phrase for each thing of the saved environment that is different now.
-
-    Example:
-        >>> compare_environments({"threads": 2, "cpu": "A"}, {"threads": 4, "cpu": "A"})
-        ['threads: 2 -> 4']
-    """
-    differences = []
-    for key, before in saved.items():
-        now = current.get(key)
-        if isinstance(before, Mapping) and isinstance(now, Mapping):
-            differences += [f"{key} {line}" for line in compare_environments(before, now)]
-        elif before != now:
-            differences.append(f"{key}: {before} -> {now}")
-    return differences
 
 
 def redact_argv(argv: Sequence[str]) -> list[str]:

@@ -99,17 +99,6 @@ def begin_segment(
     return number
 
 
-def add_facts(
-    folder: RunFolder, facts: Mapping[str, Any], *, num_threads: int | None = None
-) -> None:
-    """Add what the run found out after its start (data, precision, threads) to run.json."""
-    run = _read_run(folder)
-    run["facts"] = _plain({**run.get("facts", {}), **facts})
-    if num_threads is not None:
-        run["segments"][-1]["threads"] = num_threads
-    write_json(folder.run_json, run)
-
-
 def end_segment(
     folder: RunFolder, *, status: str, steps: int, elapsed_s: float, error: str | None = None
 ) -> None:

@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from speedtronic.run_folder.environment import (
-    compare_environments,
     describe_environment,
     git_state,
     redact_argv,
-    training_environment,
 )
 
 
@@ -93,17 +91,3 @@ def test_describing_does_not_import_torch() -> None:
         "print(d([])['threads'], 'torch' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", script]) == b"None False\n"
-
-
-def test_differences_that_change_bits_are_named() -> None:
-    saved = training_environment(device="cpu", precision="bf16")
-    now = training_environment(device="cpu", precision="fp32", compiled=True)
-    assert compare_environments(saved, saved) == []
-    assert compare_environments(saved, now) == [
-        "precision: bf16 -> fp32",
-        "compiled: False -> True",
-    ]
-    older = {**saved, "versions": {**saved["versions"], "torch": "2.0"}}
-    assert compare_environments(older, saved) == [
-        f"versions torch: 2.0 -> {saved['versions']['torch']}"
-    ]

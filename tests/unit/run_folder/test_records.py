@@ -14,7 +14,6 @@ import pytest
 from speedtronic.run_folder.layout import RunFolder
 from speedtronic.run_folder.records import (
     ResultRecord,
-    add_facts,
     begin_segment,
     end_segment,
     read_result,
@@ -73,13 +72,12 @@ def test_a_killed_segment_is_closed_with_the_time_and_step_it_reached(tmp_path: 
     assert total_elapsed_s(folder) == pytest.approx(35, abs=0.01)
 
 
-def test_facts_found_later_are_added(tmp_path: Path) -> None:
+def test_facts_of_a_later_segment_replace_those_of_the_same_name(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    begin_segment(folder, argv=[], facts={"data": {"files": 3}})
-    add_facts(folder, {"precision": "bf16", "rate": math.inf}, num_threads=2)
-    run = read(folder.run_json)
-    assert run["facts"] == {"data": {"files": 3}, "precision": "bf16", "rate": None}
-    assert run["segments"][0]["threads"] == 2
+    begin_segment(folder, argv=[], facts={"data": {"files": 3}, "precision": "fp32"})
+    begin_segment(folder, argv=[], facts={"precision": "bf16", "rate": math.inf})
+    facts = read(folder.run_json)["facts"]
+    assert facts == {"data": {"files": 3}, "precision": "bf16", "rate": None}
 
 
 def test_ending_a_segment_that_never_began_is_a_mistake_of_ours(tmp_path: Path) -> None:
