@@ -1,0 +1,1 @@
+"""The configuration tree, shipped as ``speedtronic.conf``; it holds no code."""

@@ -46,8 +46,9 @@ class StopFlag:
 
     @contextmanager
     def catch_signals(self) -> Iterator[None]:
-        """Turn the first SIGTERM, SIGINT, SIGUSR1 or SIGUSR2 into a request; a second one ends at once.
+        """Turn the first stop signal into a request; a second one ends the process at once.
 
+        Stop signals are SIGTERM, SIGINT, SIGUSR1 and SIGUSR2.
         Does nothing off the main thread, where Python allows no handlers. Handlers are restored on
         exit. A forked data worker inherits the handler: there the signal keeps its default effect.
         """

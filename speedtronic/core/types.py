@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 if TYPE_CHECKING:
     import numpy as np
 
-JSON: TypeAlias = "None | bool | int | float | str | list[JSON] | dict[str, JSON]"
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
 
 @runtime_checkable
@@ -52,7 +52,7 @@ class Tokenizer(Protocol):
     vocab_size: int
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids of a text, (N,), the smallest of uint16 and uint32 that holds the vocabulary."""
+        """Return the ids of a text, (N,), uint16 where it holds the vocabulary, else uint32."""
 
     def decode(self, ids: Any) -> str:
         """Return the text of a sequence of ids; malformed byte sequences become U+FFFD."""

@@ -1,0 +1,196 @@
+"""Wiring: settings become the live objects of one run, and nothing is written yet."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from speedtronic.checkpoint.manager import CheckpointManager
+from speedtronic.checkpoint.weights import check_model_state, load_weights
+from speedtronic.config import SpeedtronicConfig
+from speedtronic.config.precision import resolve_precision
+from speedtronic.core.errors import FallbackWarning
+from speedtronic.core.seeding import seed_everything
+from speedtronic.core.stopping import StopFlag
+from speedtronic.data.loaded import LoadedData
+from speedtronic.metrics.logger import MetricLogger
+from speedtronic.ownership import RunOwner
+from speedtronic.precision import PrecisionPlan, resolve_device
+from speedtronic.resuming import restore, training_environment
+from speedtronic.run_folder.layout import RunFolder
+from speedtronic.sample import continue_held_out_text
+from speedtronic.trainer import Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """The live objects of one run."""
+
+    config: SpeedtronicConfig
+    """The configuration with the effective target in it."""
+    folder: RunFolder
+    """Where the run writes; need not exist yet."""
+    data: LoadedData
+    """Loaders, tokenizer and facts."""
+    model: nn.Module
+    """The model, on its device."""
+    precision: PrecisionPlan
+    """Number format of forward and backward."""
+    logger: MetricLogger
+    """Text log, records and hooks."""
+    manager: CheckpointManager
+    """Checkpoints."""
+    trainer: Trainer
+    """The loop around all of them."""
+    resumed_step: int | None = None
+    """Step of the checkpoint the run continues from, None for a fresh start."""
+
+
+def assemble(
+    config: SpeedtronicConfig,
+    *,
+    resume: bool = False,
+    device: str | torch.device | None = None,
+    folder: RunFolder | None = None,
+    stop: StopFlag | None = None,
+) -> Runtime:
+    """Build every component of a run.
+
+    Args:
+        config: The configuration, with the effective target in it.
+        resume: Whether to continue from the newest good checkpoint.
+        device: Overrides ``run.device``.
+        folder: The run folder; derived from ``run`` when None.
+        stop: Polled by the loop.
+    """
+    folder = folder or choose_folder(config)
+    logger = config.logging.build(folder=folder.path)
+    manager = config.checkpoint.build(folder=folder.path)
+    with _collect_warnings(logger) as fallbacks:
+        seed_everything(config.run.seed)
+        live_device = resolve_device(config.run.device if device is None else device)
+        precision = resolve_precision(config.precision, live_device)
+        data = build_data(config, device=live_device)
+        model = config.model.build(vocab_size=data.vocab_size).to(live_device)
+        optimizer = config.optimizer.build(model=model, device=live_device)
+        schedule = config.scheduler.build(optimizer=optimizer, max_steps=config.effective_max_steps)
+    environment = training_environment(device=live_device)
+    owner = RunOwner(folder)
+    tokenizer = data.tokenizer
+    trainer = Trainer(
+        model,
+        optimizer,
+        data.train,
+        device=live_device,
+        config=config,
+        scheduler=schedule,
+        precision=precision,
+        logger=logger,
+        checkpoint_manager=manager,
+        coordinator=config.distributed.build(),
+        eval_dataloader=data.evaluation,
+        stop=stop,
+        token_bytes=None if tokenizer is None else tokenizer.token_bytes(),
+        sample_text=continue_held_out_text(model, data),
+        environment=environment,
+        claim=owner,
+    )
+    for reason in fallbacks:
+        trainer.add_fallback("build", reason)
+    resumed_step = None
+    if resume:
+        with _collect_warnings(logger):
+            resumed_step = restore(
+                trainer, manager, config=config, environment=environment, logger=logger
+            )
+        owner.continue_from(resumed_step or 0)
+    if config.init_from is not None and resumed_step is None:
+        start_from(model, config.init_from, logger=logger)
+    attach_hooks(config, logger=logger, folder=folder, resumed_step=resumed_step)
+    return Runtime(
+        config=config,
+        folder=folder,
+        data=data,
+        model=model,
+        precision=precision,
+        logger=logger,
+        manager=manager,
+        trainer=trainer,
+        resumed_step=resumed_step,
+    )
+
+
+def build_data(config: SpeedtronicConfig, *, device: torch.device) -> LoadedData:
+    """Build the configured data for the block size and seed in force."""
+    return config.data.build(
+        block_size=config.effective_block_size,
+        seed=config.effective_data_seed,
+        max_eval_batches=config.evaluation.max_batches,
+        device=device,
+    )
+
+
+def start_from(model: nn.Module, path: str, *, logger: MetricLogger) -> None:
+    """Warm-start a model's weights from a run folder, a checkpoint or a safetensors file."""
+    weights = load_weights(path)
+    check_model_state(model, weights)
+    model.load_state_dict(weights)
+    logger.info(f"weights start from {path}")
+
+
+def attach_hooks(
+    config: SpeedtronicConfig,
+    *,
+    logger: MetricLogger,
+    folder: RunFolder,
+    resumed_step: int | None,
+) -> None:
+    """Attach progress, TensorBoard and the configured hooks to a logger."""
+    from speedtronic.metrics.progress import ProgressHook
+
+    settings = config.logging
+    logger.add_hook(
+        ProgressHook(config.effective_max_steps, mode=settings.progress, console=logger.console)
+    )
+    if settings.tensorboard:
+        from speedtronic.metrics.tensorboard import TensorBoardHook
+
+        purge_step = None if resumed_step is None else resumed_step + 1
+        logger.add_hook(
+            TensorBoardHook(folder.tensorboard, purge_step=purge_step, hparams=config.to_dict())
+        )
+    for hook in settings.build_hooks(folder=folder.path):
+        logger.add_hook(hook)
+
+
+def choose_folder(config: SpeedtronicConfig) -> RunFolder:
+    """Return the configured run folder, or a new one below ``outputs/`` named by the time."""
+    if config.run.output_dir is not None:
+        return RunFolder(Path(config.run.output_dir))
+    stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S-%f")
+    return RunFolder(Path("outputs") / config.run.name / stamp)
+
+
+@contextmanager
+def _collect_warnings(logger: MetricLogger) -> Iterator[list[str]]:
+    """Collect the fallbacks announced while building; other user warnings go to the log."""
+    fallbacks: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield fallbacks
+    for warning in caught:
+        if issubclass(warning.category, FallbackWarning):
+            fallbacks.append(str(warning.message))
+        elif issubclass(warning.category, UserWarning):
+            logger.warning(str(warning.message))
+        else:
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )

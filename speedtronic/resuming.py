@@ -1,0 +1,109 @@
+"""Continuing a run from its newest good checkpoint, with the settings that may change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from speedtronic.checkpoint.manager import CheckpointManager
+from speedtronic.checkpoint.weights import check_model_state
+from speedtronic.config import SpeedtronicConfig
+from speedtronic.metrics.logger import MetricLogger
+from speedtronic.optim.hyperparameters import set_hyperparameters
+from speedtronic.run_folder.environment import cpu_model, package_versions
+from speedtronic.schedule.build import reimpose_schedule
+from speedtronic.trainer import Trainer
+
+_HYPERPARAMETERS = ("lr", "betas", "weight_decay")
+
+
+def training_environment(*, device: torch.device) -> dict[str, Any]:
+    """Return what bit-identical results depend on beside the configuration."""
+    versions = package_versions()
+    return {
+        "device": device.type,
+        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model(),
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "torch": versions.get("torch", torch.__version__),
+        "speedtronic": versions.get("speedtronic", ""),
+    }
+
+
+def restore(
+    trainer: Trainer,
+    manager: CheckpointManager,
+    *,
+    config: SpeedtronicConfig,
+    environment: Mapping[str, Any],
+    logger: MetricLogger,
+) -> int | None:
+    """Put a trainer where the newest good checkpoint was, then apply what the settings change.
+
+    Args:
+        trainer: Just built.
+        manager: Where the checkpoints are.
+        config: The settings of this segment.
+        environment: What this process computes with, see ``training_environment``.
+        logger: Told of every change.
+
+    Returns:
+        The step of the checkpoint, or None (and a warning) when there is none.
+
+    Raises:
+        IncompatibleCheckpointError: the checkpoint belongs to another model.
+    """
+    state = manager.load_latest()
+    if state is None:
+        logger.warning(f"resume: no checkpoint in {manager.directory}, starting from step 0")
+        return None
+    check_model_state(trainer.model, state)
+    trainer.resume(state)
+    _apply_changes(trainer, state, config=config, logger=logger)
+    differences = _differences(state.get("environment") or {}, environment)
+    precision = state.get("precision") or {}
+    if precision.get("mode", trainer.precision.mode) != trainer.precision.mode:
+        differences.append(f"precision {precision['mode']} -> {trainer.precision.mode}")
+    if differences:
+        reason = f"the run goes on, but not bit for bit as undisturbed: {', '.join(differences)}"
+        trainer.add_fallback("environment", reason, exact=False)
+    logger.info(f"resume: continuing from step {trainer.step}")
+    return trainer.step
+
+
+def _apply_changes(
+    trainer: Trainer,
+    state: Mapping[str, Any],
+    *,
+    config: SpeedtronicConfig,
+    logger: MetricLogger,
+) -> None:
+    """Apply changed hyperparameters and a changed curve; say the learning rate before and after."""
+    rate_before = trainer.optimizer.param_groups[0]["lr"]
+    saved = (state.get("config") or {}).get("optimizer", {})
+    wanted = config.to_dict()["optimizer"]
+    changed = {
+        key: wanted[key]
+        for key in _HYPERPARAMETERS
+        if wanted.get(key, saved.get(key)) != saved.get(key)
+    }
+    for line in set_hyperparameters(trainer.optimizer, **changed):
+        logger.info(f"resume: {line}")
+    if isinstance(trainer.scheduler, LambdaLR):
+        reimpose_schedule(trainer.scheduler)
+    rate_after = trainer.optimizer.param_groups[0]["lr"]
+    if rate_after != rate_before:
+        logger.info(
+            f"resume: learning rate at step {trainer.step}: {rate_before:g} -> {rate_after:g}"
+        )
+
+
+def _differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{key} {saved[key]} -> {present[key]}"
+        for key in present
+        if key in saved and saved[key] != present[key]
+    ]

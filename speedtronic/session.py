@@ -1,0 +1,253 @@
+"""One start of a run: own its folder, train, and leave a folder that tells what happened."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from speedtronic.assembly import Runtime, assemble, choose_folder
+from speedtronic.config import SpeedtronicConfig
+from speedtronic.core.errors import RunFolderError, SpeedtronicError
+from speedtronic.core.files import write_json
+from speedtronic.core.stopping import StopFlag
+from speedtronic.run_folder.claim import FolderClaim, claim_folder
+from speedtronic.run_folder.commands import resume_command, shown_path
+from speedtronic.run_folder.layout import RunFolder, read_json
+from speedtronic.run_folder.records import (
+    ResultRecord,
+    begin_segment,
+    end_segment,
+    read_result,
+    total_elapsed_s,
+    write_result,
+)
+from speedtronic.run_folder.summary import render_summary
+from speedtronic.sample import continue_held_out_text
+from speedtronic.trainer import FitOutcome, TrainResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionReport:
+    """What one start of a run came to."""
+
+    result: ResultRecord
+    """What result.json says about the whole run."""
+    train_result: TrainResult
+    """What the trainer returned for this start."""
+    signal_number: int | None
+    """The signal that stopped it, None when none did."""
+
+    @property
+    def exit_status(self) -> int:
+        """0, or 128 + the signal's number."""
+        return 0 if self.signal_number is None else 128 + self.signal_number
+
+
+def run_command(  # noqa: PLR0913 - what the command line and Python each know of a start
+    config: SpeedtronicConfig,
+    *,
+    run_dir: Path | None = None,
+    argv: Sequence[str] | None = None,
+    resume_notes: Sequence[str] = (),
+    warnings: Sequence[str] = (),
+    resume: bool = False,
+    device: str | torch.device | None = None,
+) -> SessionReport:
+    """Run one start of a run inside its folder.
+
+    Args:
+        config: The configuration, with the effective target in it.
+        run_dir: The run folder; from the configuration when None.
+        argv: The command line, for run.json; this process's when None.
+        resume_notes: Lines about how the configuration came about, for the log.
+        warnings: The same, for what the user should know.
+        resume: Whether to continue the run in the folder; ``config.resume`` means the same.
+        device: Overrides ``run.device``.
+
+    Raises:
+        RunFolderError: the folder is in use, or holds a run that would be lost.
+    """
+    resume = resume or config.resume
+    layout = choose_folder(config) if run_dir is None else RunFolder(run_dir)
+    stop = StopFlag()
+    with ExitStack() as held:
+        held.enter_context(_own(layout, resume=resume, overwrite=config.overwrite))
+        held.enter_context(stop.catch_signals())
+        held.enter_context(process_settings(config, layout, resume=resume))
+        runtime = assemble(config, resume=resume, device=device, folder=layout, stop=stop)
+        held.callback(runtime.logger.close)
+        for note in resume_notes:
+            runtime.logger.info(note)
+        for warning in warnings:
+            runtime.logger.warning(warning)
+        return _train(runtime, argv=sys.argv if argv is None else argv, stop=stop)
+
+
+def _own(folder: RunFolder, *, resume: bool, overwrite: bool) -> FolderClaim:
+    """Claim a folder, and see that a fresh start there loses nothing."""
+    claim = claim_folder(folder.path)
+    if resume or not folder.holds_run():
+        return claim
+    if overwrite:
+        claim.move_aside()
+        return claim_folder(folder.path)
+    steps = folder.recorded_steps()
+    claim.release()
+    raise RunFolderError(
+        f"{folder.path} holds a run (step {steps}); use resume=true to continue it or"
+        " overwrite=true to move it aside"
+    )
+
+
+@contextmanager
+def process_settings(
+    config: SpeedtronicConfig, folder: RunFolder, *, resume: bool
+) -> Iterator[None]:
+    """Put thread count and determinism in force, and back afterwards.
+
+    A resumed run computes with the threads it was started with, unless the configuration names a
+    number: sums in another order differ in their last bits.
+    """
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    wanted = config.trainer.num_threads
+    if wanted is None and resume:
+        wanted = recorded_threads(folder)
+    if wanted is not None:
+        torch.set_num_threads(wanted)
+    torch.use_deterministic_algorithms(config.trainer.deterministic or deterministic)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic)
+
+
+def recorded_threads(folder: RunFolder) -> int | None:
+    """Return the CPU threads a run was started with, None when it does not say."""
+    facts = (read_json(folder.run_json) or {}).get("facts", {})
+    threads = facts.get("threads")
+    return threads if isinstance(threads, int) else None
+
+
+def _train(runtime: Runtime, *, argv: Sequence[str], stop: StopFlag) -> SessionReport:
+    """Fit, and write down what came of it, however it ends."""
+    folder, trainer = runtime.folder, runtime.trainer
+    begin_segment(folder, argv=argv, facts=describe_run(runtime), step=trainer.step)
+    write_json(folder.config_json, runtime.config.to_dict(redact_secrets=True))
+    if runtime.data.tokenizer is not None:
+        write_json(folder.tokenizer, runtime.data.tokenizer.to_dict())
+    announce(runtime)
+    started = time.perf_counter()
+    try:
+        result = trainer.fit()
+    except BaseException as error:
+        elapsed_s = time.perf_counter() - started
+        write_result(folder, _close_segment(runtime, elapsed_s=elapsed_s, error=error))
+        raise
+    record = _close_segment(runtime, elapsed_s=result.elapsed_s, final_loss=result.final_loss)
+    if result.final_loss is None and (earlier := read_result(folder)) is not None:
+        runtime.logger.info(f"nothing to do: the run is at step {trainer.step} already")
+        record = ResultRecord(**earlier)
+    else:
+        write_result(folder, record)
+    conclude(runtime, record)
+    return SessionReport(
+        result=record,
+        train_result=result,
+        signal_number=stop.signal_number if record.status == "interrupted" else None,
+    )
+
+
+def _close_segment(
+    runtime: Runtime,
+    *,
+    elapsed_s: float,
+    final_loss: float | None = None,
+    error: BaseException | None = None,
+) -> ResultRecord:
+    """Close the segment in run.json and return the record of the whole run so far."""
+    trainer, folder = runtime.trainer, runtime.folder
+    outcome = trainer.outcome or FitOutcome(status="failed")
+    end_segment(
+        folder,
+        status=outcome.status,
+        steps=trainer.step,
+        elapsed_s=elapsed_s,
+        error=None if error is None else describe_error(error),
+    )
+    total_s = total_elapsed_s(folder)
+    return ResultRecord(
+        status=outcome.status,
+        steps=trainer.step,
+        samples=trainer.samples,
+        tokens=trainer.tokens,
+        final_loss=final_loss,
+        final_eval_loss=outcome.final_eval_loss,
+        best_eval_loss=outcome.best_eval_loss,
+        best_eval_step=outcome.best_eval_step,
+        elapsed_s=total_s,
+        tokens_per_sec=trainer.tokens / total_s if total_s > 0 else None,
+        skipped_steps=outcome.skipped_steps,
+        fallbacks=outcome.fallbacks,
+        exact=outcome.exact,
+        run_dir=str(folder.path),
+        error=None if error is None else describe_error(error),
+    )
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error as one line; ours need no name in front."""
+    text = " ".join(str(error).split())
+    if isinstance(error, SpeedtronicError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def describe_run(runtime: Runtime) -> dict[str, Any]:
+    """Return the facts of run.json: data, sizes and what was chosen."""
+    return {
+        "data": {**runtime.data.facts, "vocab_size": runtime.data.vocab_size},
+        "model": {"parameters": sum(p.numel() for p in runtime.model.parameters())},
+        "device": str(runtime.trainer.device),
+        "precision": runtime.precision.mode,
+        "threads": torch.get_num_threads(),
+        "tags": list(runtime.config.tags),
+    }
+
+
+def announce(runtime: Runtime) -> None:
+    """Log what is about to be trained, and on what."""
+    config, facts = runtime.config, describe_run(runtime)
+    runtime.logger.info(
+        f"{type(runtime.model).__name__} with {facts['model']['parameters']:,} parameters in"
+        f" {facts['precision']} on {facts['device']}, {facts['threads']} threads,"
+        f" seed {config.run.seed}"
+    )
+    runtime.logger.info(
+        f"to step {config.effective_max_steps:,}, each of {config.data.update_batch_size} samples;"
+        f" folder {shown_path(runtime.folder.path)}"
+    )
+
+
+def conclude(runtime: Runtime, record: ResultRecord) -> None:
+    """Draw the curves and print the closing summary with a sample of what the model writes."""
+    folder, config = runtime.folder, runtime.config
+    if config.logging.plots and folder.metrics.exists():
+        from speedtronic.run_folder.plots import draw_curves
+
+        draw_curves(folder.metrics, folder.curves, title=config.run.name)
+    sample = continue_held_out_text(runtime.model, runtime.data)
+    render_summary(
+        record,
+        folder=folder,
+        resume=resume_command(folder.path, allow_targets=config.extras.allow_targets),
+        sample=None if sample is None else sample(),
+        console=runtime.logger.console,
+    )
