@@ -44,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Give the session an empty cache folder, shared by its xdist workers."""
     if not hasattr(config, "workerinput"):
         os.environ[CACHE_VARIABLE] = tempfile.mkdtemp(prefix=CACHE_PREFIX)
+        # torch sets it when the first optimizer is built, which would look like that test's leak.
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.environ[CACHE_VARIABLE] + "/inductor"
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
