@@ -25,6 +25,7 @@ from speedtronic.checkpoint.folder import (
     clean_leftovers,
     newest_good,
     remove_directory,
+    step_of,
 )
 from speedtronic.checkpoint.storing import Snapshot, read_checkpoint, write_checkpoint
 from speedtronic.checkpoint.tensor_files import TensorCopies, name_of_nan
@@ -343,7 +344,8 @@ class CheckpointManager:
 
 
 def _skipped(path: Path, error: DamagedCheckpointError) -> dict[str, Any]:
-    return {"message": f"skipped a damaged checkpoint: {error}", "path": str(path)}
+    message = f"skipped a damaged checkpoint: {error}"
+    return {"step": step_of(path), "message": message, "path": str(path)}
 
 
 def _check_at_least(key: str, value: int | None, least: int) -> None:

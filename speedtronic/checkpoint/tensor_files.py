@@ -18,6 +18,10 @@ from speedtronic.checkpoint.folder import DamagedCheckpointError
 ALIASES_KEY = "speedtronic.aliases"
 # Elements looked at in one go: 4 MB of float32, so that the search for NaN stays in the cache.
 _CHUNK = 1 << 20
+# Elements above which torch splits a copy over its threads. Where other programs share the cores,
+# each split waits for a thread that is not running: 1.5 s per 100 MB, against 0.05 s for one thread
+# (two cores, load 7).
+_TORCH_GRAIN = 32768
 # bfloat16 is the upper half of a float32: all exponent bits and a fraction make a NaN.
 _BF16_MAGNITUDE = 0x7FFF
 _BF16_INFINITY = 0x7F80
@@ -26,8 +30,9 @@ _BF16_INFINITY = 0x7F80
 class TensorCopies:
     """Copies of a state's tensors in the memory of the CPU, kept from one save to the next.
 
-    Measured per 100 MB on two cores of a Xeon, torch 2.13: 20 to 45 ms into new memory (page
-    faults), 8 ms into memory kept from the last save.
+    Measured per 100 MB (a model of 74 tensors and its AdamW state, two busy cores of a
+    Xeon, torch 2.13): 55 ms into new memory (page faults), 18 to 40 ms into memory kept from the
+    last save.
     """
 
     def __init__(self) -> None:
@@ -65,7 +70,15 @@ def _copy_into(kept: Tensor | None, source: Tensor) -> Tensor:
     if kept is None or kept.shape != source.shape or kept.dtype != source.dtype:
         # Page-locked memory lets the copies of a GPU's tensors run while the next one is queued.
         kept = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+    is_plain = source.is_contiguous() and not (source.is_conj() or source.is_neg())
+    if source.device.type == "cpu" and is_plain and source.numel() > _TORCH_GRAIN:
+        np.copyto(_bytes_of(kept), _bytes_of(source))
+        return kept
     return kept.copy_(source, non_blocking=source.is_cuda)
+
+
+def _bytes_of(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 
 def name_of_nan(tensors: Mapping[str, Tensor]) -> str | None:
@@ -138,7 +151,7 @@ def read_tensors(path: Path, *, device: torch.device | str = "cpu") -> dict[str,
     except (SafetensorError, OSError) as error:
         raise DamagedCheckpointError(f"{path.name} cannot be read: {error}") from error
     if torch.device(device).type == "cpu":
-        return {name: tensor.clone() for name, tensor in mapped.items()}
+        return {name: _copy_into(None, tensor) for name, tensor in mapped.items()}
     return {name: tensor.to(device) for name, tensor in mapped.items()}
 
 

@@ -774,6 +774,9 @@ def test_the_newest_good_one_is_loaded_and_what_was_skipped_is_named(build, even
         f"skipped a damaged checkpoint: {paths[3]} is no whole checkpoint: optim.safetensors does "
         "not match its sha256",
     ]
+    skipped = [payload for name, payload in events.seen if name == "warning"]
+    assert [payload["step"] for payload in skipped] == [4, 3]
+    assert [payload["path"] for payload in skipped] == [str(paths[4]), str(paths[3])]
     assert manager.paths() == [paths[1], paths[2], paths[3]]
     assert manager.latest_path() == paths[2]
     assert manager.paths() == [paths[1], paths[2]]
