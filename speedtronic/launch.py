@@ -153,6 +153,8 @@ def read_command(argv: Sequence[str]) -> Command:
     parser = get_args_parser()
     parser.error = _refuse_option  # type: ignore[method-assign]  # one line instead of the usage
     arguments = parser.parse_intermixed_args(list(argv))
+    if arguments.experimental_rerun is not None:
+        raise ConfigError("--experimental-rerun is not supported; use run_dir=R resume=true")
     overrides = [Override.parse(text) for text in arguments.overrides]
     is_multirun = arguments.multirun or any(
         override.key == "hydra.mode" and (override.value or "").upper() == "MULTIRUN"
@@ -192,7 +194,7 @@ def _flags(arguments: Any) -> Iterator[str]:
     """Write Hydra's options again, without the overrides between them."""
     if arguments.config_path is not None:
         yield from ("--config-path", str(_config_folder(arguments.config_path)))
-    for name in ("config_name", "config_dir", "package", "cfg", "info", "experimental_rerun"):
+    for name in ("config_name", "config_dir", "package", "cfg", "info"):
         value = getattr(arguments, name)
         if value is not None:
             yield from (f"--{name.replace('_', '-')}", value)

@@ -589,6 +589,7 @@ def test_a_dead_owner_is_noted(runs: FakeRuns) -> None:
         (["-m", "run_dir=a"], "run_dir is for one run, got a; use sweep_dir=S with -m"),
         (["sweep_dir=a"], "sweep_dir is for a multirun, got a; add -m or use run_dir=R"),
         (["--bad"], "unrecognized arguments: --bad; --hydra-help lists the options"),
+        (["--experimental-rerun", "x"], "is not supported; use run_dir=R resume=true"),
         (["--config-dir=nowhere"], "--config-dir must name a folder, got "),
         (["hydra.run.dir=${oc.env:NO_SUCH}"], "hydra.run.dir: "),
         (["-m", "optimizer.lrr=1,2"], "optimizer.lrr: unknown key"),
