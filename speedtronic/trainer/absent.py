@@ -36,6 +36,7 @@ class NoSchedule:
 class NoCheckpoints:
     """Saves nothing."""
 
+    enabled = False
     keep_best = 0
     on_event: Callable[[str, Mapping[str, Any]], None] | None = None
 

@@ -139,10 +139,10 @@ class Evaluator:
                 "the evaluation data gave no batch; it must be something that can be iterated "
                 "again and again (a list or a loader, not a generator)"
             )
-        return _Totals(*sums.tolist(), all_have_logits=all_have_logits)
+        return _Totals(all_have_logits, *sums.tolist())
 
     def _measure(self, batch: Any) -> tuple[list[Tensor], bool]:
-        """Return the addends of one batch, in the order of ``_Totals``."""
+        """Return what one batch adds to each sum of ``_Totals``, and whether it had logits."""
         samples = count_batch(batch).samples
         batch = move_batch(batch, self._device)
         call = self._split(batch)
@@ -178,13 +178,13 @@ class Evaluator:
 class _Totals:
     """Sums over all batches of one evaluation."""
 
+    all_have_logits: bool
     loss: float
     weight: float
     cross_entropy: float
     num_labels: float
     num_correct: float
     num_bytes: float
-    all_have_logits: bool
 
     def report(self, *, seconds: float, sample: str | None, has_bytes: bool) -> EvaluationReport:
         """Turn the sums into means."""

@@ -42,7 +42,7 @@ def enable_gradient_checkpointing(model: nn.Module, *, setting: bool | int) -> s
     if setting is False:
         return None
     try:
-        hook = model.set_gradient_checkpointing
+        hook = cast("Callable[..., None]", model.set_gradient_checkpointing)
         if setting is True or setting == 1:
             hook(True)  # noqa: FBT003 - the contract's call
             return None

@@ -46,8 +46,11 @@ class HeldOut:
         return self._evaluate(step)
 
     def make_up(self, step: int) -> bool:
-        """Do the evaluation that a stop cut short before a resume; true for a new best."""
-        return self.history.is_due and self._evaluate(step)
+        """Do the evaluation that a stop cut short before a resume; true when it was done."""
+        if not self.history.is_due:
+            return False
+        self._evaluate(step)
+        return not self.history.is_due
 
     def _evaluate(self, step: int) -> bool:
         if self._evaluator is None:

@@ -128,7 +128,7 @@ class Trainer:
     ) -> None:
         self.config = SpeedtronicConfig.from_dict(config) if isinstance(config, dict) else config
         self.device = resolve_device(device)
-        self._options = resolve_options(self.config, device=self.device)
+        self._options = resolve_options(self.config)
         self.model = model
         self.optimizer = optimizer
         self.dataloader = dataloader
@@ -148,7 +148,7 @@ class Trainer:
         self.exact = True
         self.outcome: FitOutcome | None = None
         self._stop = StopFlag() if stop is None else stop
-        self._feed = BatchFeed(dataloader, stop=self._stop)
+        self._feed = BatchFeed(dataloader, stop=self._stop, log=self.logger.info)
         self._environment = dict(environment or {})
         self._claim = claim
         self._scaling = LossScaling(self.precision)
@@ -252,8 +252,8 @@ class Trainer:
             },
         )
         self._fallbacks.announce()
-        is_best = self._held_out.make_up(self.step)
-        self._save_if_due(fit, is_best=is_best)
+        if self._held_out.make_up(self.step):
+            self._save(fit)
 
     def _advance(self, fit: _Fit) -> None:
         """Make one attempt, and follow an applied one up in the order of the contract."""
@@ -353,6 +353,8 @@ class Trainer:
 
     def _save(self, fit: _Fit) -> None:
         fit.saved_step = self.step
+        if not self.checkpoint_manager.enabled:
+            return
         metric = self._held_out.history.loss_at(self.step)
         self.checkpoint_manager.save(self.step, self._live_state(), metric=metric)
 
@@ -423,8 +425,15 @@ class Trainer:
 
     # ------------------------------------------------------------------ parts
 
-    def add_fallback(self, kind: str, reason: str) -> None:
-        """Note that something runs otherwise than asked; announced when a fit starts."""
+    def add_fallback(self, kind: str, reason: str, *, exact: bool = True) -> None:
+        """Note that something runs otherwise than asked; announced when a fit starts.
+
+        Args:
+            kind: Which part.
+            reason: What, why, and what is used instead.
+            exact: Whether the run still equals an undisturbed one bit for bit.
+        """
+        self.exact = self.exact and exact
         self._fallbacks.add(kind, reason, step=self.step)
 
     def _select_forward(self) -> EagerForward | CompiledForward:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 if TYPE_CHECKING:
     from speedtronic.config import SpeedtronicConfig
 
@@ -47,16 +45,8 @@ class TrainerOptions:
     """Logging cadence of the logger a trainer makes for itself."""
 
 
-def resolve_options(config: SpeedtronicConfig | None, *, device: torch.device) -> TrainerOptions:
-    """Return the options of a configuration; nothing is read from its model and data components.
-
-    ``compile: auto`` compiles on CUDA only: on a CPU the compiler takes 18 to 53 s for the first
-    step, more than most runs there gain.
-
-    Args:
-        config: The configuration, or None for a bare trainer.
-        device: Where the model runs.
-    """
+def resolve_options(config: SpeedtronicConfig | None) -> TrainerOptions:
+    """Return the options of a configuration, those of a bare trainer for None."""
     if config is None:
         return TrainerOptions()
     return TrainerOptions(
@@ -69,7 +59,7 @@ def resolve_options(config: SpeedtronicConfig | None, *, device: torch.device) -
         eval_every_steps=config.evaluation.every_steps,
         max_eval_batches=config.evaluation.max_batches,
         patience=config.evaluation.patience,
-        compile_model=device.type == "cuda" if config.compile == "auto" else config.compile,
+        compile_model=config.compile,
         compile_mode=config.trainer.compile_mode,
         gradient_checkpointing=config.gradient_checkpointing,
         reset_inner_optimizer=config.distributed.reset_inner_optimizer is not False,

@@ -18,7 +18,7 @@ _MAX_PENDING_LOSSES = 1024
 
 
 class StepRecords:
-    """One row a finished update: 48 bytes, whatever the number of keys that are read from it.
+    """One row a finished update: 40 bytes, whatever the number of keys that are read from it.
 
     Args:
         first_step: Step before the first update.

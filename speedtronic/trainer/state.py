@@ -18,7 +18,7 @@ class RecordSource(Protocol):
 class _BuiltWhenRead:
     """A field that takes a list or its source and is a list whenever it is read.
 
-    A million steps are 56 MB in columns and about a gigabyte as dicts; most runs never read them.
+    A million steps are 40 MB in columns and about a gigabyte as dicts; most runs never read them.
     """
 
     def __get__(self, instance: object | None, owner: type | None = None) -> list[dict[str, Any]]:

@@ -106,8 +106,7 @@ class LabelMean:
 
 def resolve_normalization(name: str, num_microbatches: int) -> MicrobatchMean | LabelMean:
     """Return the rule of ``trainer.loss_normalization``."""
-    rule = {"microbatch": MicrobatchMean, "tokens": LabelMean}[name]
-    return rule(num_microbatches)
+    return LabelMean(num_microbatches) if name == "tokens" else MicrobatchMean(num_microbatches)
 
 
 def updated_parameters(model: nn.Module, optimizer: Optimizer) -> list[nn.Parameter]:
