@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from speedtronic.core.arguments import parse_arguments, run_tool
-from speedtronic.core.settings import Settings
+from speedtronic.core.arguments import ToolArguments, parse_arguments, run_tool
 from speedtronic.data.corpus import stdlib_corpus, text_corpus
 from speedtronic.data.tokens import DEFAULT_SHARD_TOKENS, write_shards
 
@@ -20,7 +19,7 @@ USAGE = (
 )
 
 
-class WriteArguments(Settings):
+class WriteArguments(ToolArguments):
     """The words of the command."""
 
     out: str

@@ -20,6 +20,7 @@ Batch = dict[str, torch.Tensor]
 # One wake-up of the thread makes this many tokens, one call of the permutation this many numbers:
 # with one microbatch of 2,048 tokens a wake-up, handing over costs more than reading.
 GROUP_TOKENS = 65_536
+GROUP_BATCHES = 64
 ORDER_AHEAD = 4_096
 
 
@@ -93,8 +94,8 @@ class _GroupReader:
         self._pin_memory = pin_memory
         self._next = start
         self._numbers: deque[np.ndarray] = deque()
-        rows_per_group = max(1, GROUP_TOKENS // blocks.block_size)
-        self.group_size = max(1, rows_per_group // order.micro_batch_size)
+        tokens_per_batch = blocks.block_size * order.micro_batch_size
+        self.group_size = min(GROUP_BATCHES, max(1, GROUP_TOKENS // tokens_per_batch))
         self._ahead = max(self.group_size, ORDER_AHEAD // order.micro_batch_size)
 
     def read(self) -> list[Batch]:

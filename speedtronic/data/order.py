@@ -61,19 +61,25 @@ class BatchOrder:
 
         The permutation is computed for all of them at once, which is what makes it cheap.
         """
-        found: list[np.ndarray] = []
-        while len(found) < count:
-            epoch, first = divmod(microbatch + len(found), self.batches_per_epoch)
-            batches = min(count - len(found), self.batches_per_epoch - first)
-            found += self._within_epoch(epoch, first=first, batches=batches)
-        return found
-
-    def _within_epoch(self, epoch: int, *, first: int, batches: int) -> list[np.ndarray]:
         size = self.micro_batch_size
-        positions = np.arange(first * size, min((first + batches) * size, self.num_samples))
-        numbers = (
-            permuted_indices(positions, size=self.num_samples, seed=self.seed, epoch=epoch)
-            if self.shuffle
-            else positions
+        epochs, numbers = np.divmod(
+            np.arange(microbatch, microbatch + count), self.batches_per_epoch
         )
-        return [numbers[start : start + size] for start in range(0, len(numbers), size)]
+        positions = numbers[:, None] * size + np.arange(size)
+        inside = positions < self.num_samples
+        samples = positions[inside]
+        if self.shuffle:
+            samples = permuted_indices(
+                samples,
+                size=self.num_samples,
+                seed=self.seed,
+                epoch=_one_or_each(epochs, inside),
+            )
+        return np.split(samples, np.cumsum(inside.sum(axis=1))[:-1])
+
+
+def _one_or_each(epochs: np.ndarray, inside: np.ndarray) -> int | np.ndarray:
+    """Return the one epoch of all samples, which is faster, or the epoch of each."""
+    if epochs[0] == epochs[-1]:
+        return int(epochs[0])
+    return np.broadcast_to(epochs[:, None], inside.shape)[inside]
