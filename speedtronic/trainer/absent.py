@@ -50,5 +50,5 @@ class NoCheckpoints:
     def poll(self) -> None:
         """Do nothing."""
 
-    def wait(self) -> None:
+    def close(self) -> None:
         """Do nothing."""

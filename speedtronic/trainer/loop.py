@@ -7,6 +7,7 @@ handlers and run folders belong to the runtime; here a stop is a flag that is po
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -21,7 +22,7 @@ from speedtronic.checkpoint.manager import CheckpointManager
 from speedtronic.config import SpeedtronicConfig
 from speedtronic.config.precision import resolve_precision
 from speedtronic.core.batch import count_batch, move_batch
-from speedtronic.core.errors import NonFiniteError
+from speedtronic.core.errors import FallbackWarning, NonFiniteError
 from speedtronic.core.seeding import rng_state, set_rng_state
 from speedtronic.core.stopping import StopFlag, StopRequestedError
 from speedtronic.core.types import SyncCoordinator
@@ -47,6 +48,7 @@ from speedtronic.trainer.reporting import Reporter, report_checkpoint, report_en
 from speedtronic.trainer.scaling import LossScaling
 from speedtronic.trainer.snapshot import (
     copy_tree,
+    has_finite_weights,
     load_model_state,
     model_state,
     plain_tree,
@@ -78,7 +80,7 @@ class _Fit:
 
 
 class Trainer:
-    """Trains a model on batches from a loader, by the contract in docs/contract.
+    """Trains a model on batches from a loader, up to an absolute step.
 
     Args:
         model: Any module whose output ``core.loss.resolve_loss`` understands.
@@ -133,19 +135,18 @@ class Trainer:
         self.optimizer = optimizer
         self.dataloader = dataloader
         self.scheduler: Schedule = NoSchedule() if scheduler is None else scheduler
-        self.precision = _resolve_plan(self.config, self.device) if precision is None else precision
-        self.logger = logger or MetricLogger(
-            level=self._options.log_level, every_steps=self._options.log_every_steps
-        )
-        self.checkpoint_manager: CheckpointManager | NoCheckpoints = (
-            checkpoint_manager or NoCheckpoints()
-        )
-        self.coordinator: SyncCoordinator = coordinator or NoCoordinator()
-        self.max_steps = self._options.max_steps if max_steps is None else max_steps
         self.step = self.attempts = start_step
         self.samples = 0
         self.tokens = 0
         self.exact = True
+        self.logger = self._console_logger() if logger is None else logger
+        self._fallbacks = Fallbacks(self.logger)
+        self.precision = self._resolve_precision() if precision is None else precision
+        self.checkpoint_manager: CheckpointManager | NoCheckpoints = (
+            NoCheckpoints() if checkpoint_manager is None else checkpoint_manager
+        )
+        self.coordinator: SyncCoordinator = NoCoordinator() if coordinator is None else coordinator
+        self.max_steps = self._options.max_steps if max_steps is None else max_steps
         self.outcome: FitOutcome | None = None
         self._stop = StopFlag() if stop is None else stop
         self._feed = BatchFeed(dataloader, stop=self._stop, log=self.logger.info)
@@ -153,7 +154,6 @@ class Trainer:
         self._claim = claim
         self._scaling = LossScaling(self.precision)
         self._coordinator_state: dict[str, Any] | None = None
-        self._fallbacks = Fallbacks(self.logger)
         self._held_out = HeldOut(
             self._build_evaluator(eval_dataloader, token_bytes, sample_text),
             logger=self.logger,
@@ -185,7 +185,7 @@ class Trainer:
                 "completed", reason="the target was reached before"
             )
             return TrainResult(self.step, self.samples, self.tokens, None, 0.0, [])
-        ends = (self.coordinator.stop, self._feed.close, self.checkpoint_manager.wait)
+        ends = (self.coordinator.stop, self._feed.close, self.checkpoint_manager.close)
         with self._claim():
             try:
                 with cleaning_up(*ends, report=self.logger.error):
@@ -278,7 +278,7 @@ class Trainer:
         fit.reporter.flush()
         if self.step > fit.first_step and fit.saved_step != self.step:
             self._save(fit)
-        self.checkpoint_manager.wait()
+        self.checkpoint_manager.close()
         early_end = self._held_out.end_reason
         is_complete = self.step >= fit.target or early_end is not None
         self.outcome = self._describe_outcome(
@@ -323,12 +323,15 @@ class Trainer:
         """Report an attempt that was not applied; too many in a row end the run."""
         fit.skipped_in_a_row += 1
         self.logger.event("optimizer_step_skipped", {"step": self.step + 1, "reason": reason})
-        if fit.skipped_in_a_row >= self._options.max_skipped_steps:
-            raise NonFiniteError(
-                f"trainer.max_skipped_steps: {fit.skipped_in_a_row} attempts in a row were "
-                f"skipped ({reason}); the last good step is {self.step}; "
-                "lower optimizer.lr or look at the data there"
-            )
+        if fit.skipped_in_a_row < self._options.max_skipped_steps:
+            return
+        advice = "lower optimizer.lr or look at the data there"
+        if not has_finite_weights(self.model):  # finite loss, broken gradient, nobody measured it
+            advice = "that update broke the weights: set optimizer.grad_clip and resume before it"
+        raise NonFiniteError(
+            f"trainer.max_skipped_steps: {fit.skipped_in_a_row} attempts in a row were skipped "
+            f"({reason}); the last good step is {self.step}; {advice}"
+        )
 
     def _coordinate(self) -> None:
         wants_reset = self.coordinator.after_optimizer_step(self.model, self.step)
@@ -408,7 +411,8 @@ class Trainer:
         self.model.to(self.device)
         load_model_state(self.model, state["model"])
         load_optimizer_state(self.optimizer, state["optimizer"])
-        self.scheduler.load_state_dict(copy_tree(state.get("scheduler") or {}))
+        if state.get("scheduler"):
+            self.scheduler.load_state_dict(copy_tree(state["scheduler"]))
         self.step = state["step"]
         self.samples = state["samples"]
         self.tokens = state["tokens"]
@@ -435,6 +439,22 @@ class Trainer:
         """
         self.exact = self.exact and exact
         self._fallbacks.add(kind, reason, step=self.step)
+
+    def _console_logger(self) -> MetricLogger:
+        return MetricLogger(
+            level=self._options.log_level, every_steps=self._options.log_every_steps
+        )
+
+    def _resolve_precision(self) -> PrecisionPlan:
+        """Return the configured plan, fp32 without a configuration; a fallback is noted."""
+        if self.config is None:
+            return plan_precision(mode="fp32", device=self.device)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", FallbackWarning)
+            plan = resolve_precision(self.config.precision, self.device)
+        for warning in caught:
+            self.add_fallback("precision", str(warning.message))
+        return plan
 
     def _select_forward(self) -> EagerForward | CompiledForward:
         if not self._options.compile_model:
@@ -519,12 +539,6 @@ class Trainer:
     def _batch_size_and_tokens(self, batch: Any) -> tuple[int, int]:
         count = count_batch(batch)
         return count.samples, count.tokens
-
-
-def _resolve_plan(config: SpeedtronicConfig | None, device: torch.device) -> PrecisionPlan:
-    if config is None:
-        return plan_precision(mode="fp32", device=device)
-    return resolve_precision(config.precision, device)
 
 
 TrainingEngine = Trainer

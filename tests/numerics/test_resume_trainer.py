@@ -303,6 +303,15 @@ def test_a_minimal_state_of_the_contract_is_enough() -> None:
     assert second.fit(4).steps == 4
 
 
+def test_a_schedule_that_was_not_saved_starts_where_it_is_built() -> None:
+    first = build(own_loader(), k=1)
+    first.fit(2)
+    state = {**first.state_dict(), "scheduler": {}}
+    second = build(own_loader(), k=1)
+    second.resume(state)
+    assert second.scheduler.last_epoch == 0
+
+
 def test_the_saved_learning_rate_is_restored_whatever_was_built() -> None:
     first = build(own_loader(), k=1)
     first.fit(2)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch._dynamo  # the first optimizer imports it, and that sets an environment variable
 from torch import nn
 from torch.nn import functional as F
 

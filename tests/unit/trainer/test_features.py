@@ -282,3 +282,14 @@ def test_a_compiled_layer_inside_a_model_saves_and_loads_plain_names() -> None:
 
 def test_plain_names_lose_the_prefix_wherever_it_is() -> None:
     assert plain_name("_orig_mod.layers.0._orig_mod.weight") == "layers.0.weight"
+
+
+def test_a_precision_the_device_cannot_run_is_a_visible_fallback_to_fp32() -> None:
+    recorder = Recorder()
+    trainer = make_trainer(options={"precision": "fp16"}, precision=None, recorder=recorder)
+    assert trainer.precision.mode == "fp32"
+    trainer.fit(1)
+    (fallback,) = trainer.outcome.fallbacks
+    assert fallback["kind"] == "precision"
+    assert "precision.mode=fp16 needs a CUDA device" in fallback["reason"]
+    assert [event["kind"] for event in recorder.of("fallback")] == ["precision"]

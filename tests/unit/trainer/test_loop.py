@@ -232,8 +232,8 @@ class Checkpoints:
     def poll(self) -> None:
         pass
 
-    def wait(self) -> None:
-        self.calls.append("wait")
+    def close(self) -> None:
+        self.calls.append("close")
 
 
 def test_order_of_a_step_and_of_a_fit() -> None:
@@ -256,8 +256,8 @@ def test_order_of_a_step_and_of_a_fit() -> None:
     expected = ["start", "train_start 0"]
     expected += [line.format(1) for line in step]
     expected += [line.format(2) for line in step] + ["eval 2", "save 2"]
-    expected += [line.format(3) for line in step] + ["eval 3", "save 3", "wait"]
-    expected += ["train_end 3", "stop", "wait"]
+    expected += [line.format(3) for line in step] + ["eval 3", "save 3", "close"]
+    expected += ["train_end 3", "stop", "close"]
     assert calls == expected
 
 
@@ -298,7 +298,7 @@ def test_a_failing_stop_after_a_good_fit_is_raised_and_the_rest_is_still_ended()
     )
     with pytest.raises(RuntimeError, match="stop failed"):
         trainer.fit(1)
-    assert calls[-2:] == ["stop", "wait"]
+    assert calls[-2:] == ["stop", "close"]
     assert trainer.outcome.status == "failed"
 
 
