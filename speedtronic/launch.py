@@ -250,7 +250,7 @@ def plan_run(command: Command, *, conf: Path) -> RunPlan | None:
         ConfigError: An override, a setting or a change on resume is wrong.
         RunFolderError: The folder holds a run, belongs to another process or cannot be written.
     """
-    with _composing(command, conf=conf) as compose, ExitStack() as undo:
+    with _one_line_for_folders(), _composing(command, conf=conf) as compose, ExitStack() as undo:
         place = _find_place(command, compose)
         if place is None:
             return None
@@ -288,6 +288,18 @@ def plan_run(command: Command, *, conf: Path) -> RunPlan | None:
         notes=tuple(notes),
         warnings=tuple(_warn(command, config, place)),
     )
+
+
+@contextmanager
+def _one_line_for_folders() -> Iterator[None]:
+    """Planning only looks at folders: what the system refuses there is told in one line."""
+    try:
+        yield
+    except OSError as error:
+        place = error.filename or "the working directory"
+        raise RunFolderError(
+            f"run folder cannot be used: {place}: {error.strerror}; choose another run_dir"
+        ) from error
 
 
 def _find_place(command: Command, compose: Compose) -> _Place | None:
