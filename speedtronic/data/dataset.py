@@ -248,29 +248,42 @@ class _InWorkers:
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         before = set(multiprocessing.active_children())
-        iterator = iter(loader)
+        self._receiver = _Receiver(loader)
         self._workers: set[BaseProcess] = set(multiprocessing.active_children()) - before
-        self._prefetcher: Prefetcher[list[Any]] | None = Prefetcher(
-            lambda: [next(iterator)], depth=1
-        )
+        self._prefetcher = Prefetcher(self._receiver.receive, depth=1)
 
     def get(self, stop: StopFlag | None = None) -> Sequence[Any]:
         """Return the next microbatch."""
-        assert self._prefetcher is not None
         return self._prefetcher.get(stop)
 
     def close(self) -> None:
         """End the thread and the workers, by force when one is stuck."""
-        prefetcher, self._prefetcher = self._prefetcher, None
-        if prefetcher is None:
-            return
-        prefetcher.close()
-        del prefetcher  # The last reference to torch's iterator: its workers are told to end.
+        self._prefetcher.close()
+        self._receiver.let_go()
         for worker in self._workers:
             worker.join(_JOIN_WITHIN_S)
             if worker.is_alive():
                 worker.kill()
                 worker.join(_JOIN_WITHIN_S)
+
+
+class _Receiver:
+    """Holds torch's iterator, whose workers end when the last reference to it goes."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._iterator: Iterator[Any] | None = iter(loader)
+
+    def receive(self) -> list[Any]:
+        """Return the next microbatch."""
+        try:
+            return [next(cast("Iterator[Any]", self._iterator))]
+        except Exception as error:  # noqa: BLE001 - raised again, without torch's frames
+            # They would keep the iterator alive; the error's text has the trace of the worker.
+            raise error.with_traceback(None)  # noqa: B904 - it is the same error
+
+    def let_go(self) -> None:
+        """Drop the iterator."""
+        self._iterator = None
 
 
 @dataclass(frozen=True)

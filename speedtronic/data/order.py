@@ -82,4 +82,5 @@ def _one_or_each(epochs: np.ndarray, inside: np.ndarray) -> int | np.ndarray:
     """Return the one epoch of all samples, which is faster, or the epoch of each."""
     if epochs[0] == epochs[-1]:
         return int(epochs[0])
-    return np.broadcast_to(epochs[:, None], inside.shape)[inside]
+    of_each: np.ndarray = np.broadcast_to(epochs[:, None], inside.shape)[inside]
+    return of_each

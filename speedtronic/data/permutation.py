@@ -54,8 +54,8 @@ def permuted_indices(
             one for each, (N,).
 
     Returns:
-        int64 array, (N,). Each value depends on its position, epoch, size and seed only, so any part
-        of an order can be asked for in any sequence.
+        int64 array, (N,). Each value depends on its position, epoch, size and seed only, so any
+        part of an order can be asked for in any sequence.
 
     Raises:
         ValueError: ``size`` is below 1 or a position lies outside ``range(size)``.

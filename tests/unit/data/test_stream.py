@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -11,10 +13,7 @@ from speedtronic.data.stream import TokenStream
 
 def _stream(*lengths, id_limit=None):
     edges = np.cumsum([0, *lengths])
-    shards = [
-        np.arange(low, high, dtype=np.uint16)
-        for low, high in zip(edges[:-1], edges[1:], strict=True)
-    ]
+    shards = [np.arange(low, high, dtype=np.uint16) for low, high in itertools.pairwise(edges)]
     return TokenStream(shards, names=[f"s{i}.bin" for i in range(len(shards))], id_limit=id_limit)
 
 
