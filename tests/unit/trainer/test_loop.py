@@ -261,6 +261,18 @@ def test_order_of_a_step_and_of_a_fit() -> None:
     assert calls == expected
 
 
+def test_the_last_step_off_the_cadence_is_logged_before_its_evaluation() -> None:
+    recorder = Recorder()
+    trainer = make_trainer(
+        options={"evaluation": {"every_steps": 100}},
+        eval_dataloader=regression_batches(1),
+        recorder=recorder,
+        log_every=100,
+    )
+    trainer.fit(3)
+    assert recorder.names() == ["train_start", "train_step", "train_stats", "eval", "train_end"]
+
+
 def test_no_coordinator_is_an_object_that_does_nothing() -> None:
     trainer = make_trainer()
     assert isinstance(trainer.coordinator, NoCoordinator)
@@ -353,6 +365,8 @@ class Spoiled(Regression):
             return loss
         if self.how == "gradient":  # finite, but its gradient is infinite
             return loss + torch.sqrt(self.head.bias * 0).sum()
+        if self.how == "loss alone":  # its gradient is that of a good one
+            return loss + float("inf")
         return loss * float("nan")
 
 
@@ -365,6 +379,7 @@ def spoiled(bad: set[int], how: str = "loss") -> Spoiled:
     ("how", "clip", "reason"),
     [
         ("loss", 1.0, "non-finite loss"),
+        ("loss alone", 1.0, "non-finite loss"),
         ("loss", None, "non-finite loss"),
         ("gradient", 1.0, "non-finite gradient norm"),
     ],
