@@ -19,7 +19,7 @@ TRAIN = ROOT / "scripts" / "train.py"
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment with one thread a process, so that tests share the cores."""
+    """Return the environment of a run: one thread, so that tests share the cores."""
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
@@ -49,7 +49,7 @@ def start(*overrides: str, cwd: Path) -> subprocess.Popen[str]:
 
 
 def records(folder: Path, *events: str) -> list[dict[str, Any]]:
-    """Return the records of some events in metrics.jsonl, in file order; a torn last line is left out."""
+    """Return the records of some events, in file order; a torn last line is left out."""
     path = folder / "metrics.jsonl"
     if not path.exists():
         return []
@@ -62,7 +62,9 @@ def records(folder: Path, *events: str) -> list[dict[str, Any]]:
     return [record for record in parsed if record["event"] in events]
 
 
-def wait_for_step(process: subprocess.Popen[str], folder: Path, step: int, *, timeout_s: float = 90) -> None:
+def wait_for_step(
+    process: subprocess.Popen[str], folder: Path, step: int, *, timeout_s: float = 90
+) -> None:
     """Wait until a running process has logged a step."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -71,7 +73,9 @@ def wait_for_step(process: subprocess.Popen[str], folder: Path, step: int, *, ti
             return
         if process.poll() is not None:
             output = process.stdout.read() if process.stdout else ""
-            raise AssertionError(f"the run ended with {process.returncode} before step {step}:\n{output}")
+            raise AssertionError(
+                f"the run ended with {process.returncode} before step {step}:\n{output}"
+            )
         time.sleep(0.01)
     process.kill()
     raise AssertionError(f"step {step} was not reached in {timeout_s} s")
@@ -101,7 +105,15 @@ def assert_same_run(first: Path, second: Path) -> None:
     """Assert that two runs logged the same losses and ended in the same tensors, bit for bit."""
     assert loss_curve(first) == loss_curve(second)
     results = [json.loads((folder / "result.json").read_text()) for folder in (first, second)]
-    for key in ("steps", "samples", "tokens", "final_loss", "final_eval_loss", "best_eval_loss", "best_eval_step"):
+    for key in (
+        "steps",
+        "samples",
+        "tokens",
+        "final_loss",
+        "final_eval_loss",
+        "best_eval_loss",
+        "best_eval_step",
+    ):
         assert results[0][key] == results[1][key], key
     one, two = last_checkpoint(first), last_checkpoint(second)
     assert one.name == two.name

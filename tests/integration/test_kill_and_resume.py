@@ -32,13 +32,18 @@ BASE = (
 @pytest.fixture
 def workdir(tmp_path: Path) -> Path:
     words = random.Random(0)
-    lines = [" ".join(words.choice(["to", "be", "or", "not", "that"]) for _ in range(9)) for _ in range(400)]
+    lines = [
+        " ".join(words.choice(["to", "be", "or", "not", "that"]) for _ in range(9))
+        for _ in range(400)
+    ]
     (tmp_path / "text.txt").write_text("\n".join(lines))
     return tmp_path
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_kill_9_three_times_and_resume_equals_an_undisturbed_run(workdir: Path, precision: str) -> None:
+def test_kill_9_three_times_and_resume_equals_an_undisturbed_run(
+    workdir: Path, precision: str
+) -> None:
     base = (*BASE, f"precision={precision}")
     undisturbed = train(*base, "run_dir=A", cwd=workdir)
     assert undisturbed.returncode == 0, undisturbed.stderr
