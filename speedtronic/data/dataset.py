@@ -21,14 +21,14 @@ from speedtronic.core.stopping import HANDLED_SIGNALS, StopFlag
 from speedtronic.core.types import StatefulLoader
 from speedtronic.data.assemble import Loading, LoadingOptions
 from speedtronic.data.endless import EndlessLoader, GroupSource
-from speedtronic.data.evaluation import spread_over
+from speedtronic.data.evaluation import EvenChoice
 from speedtronic.data.loaded import LoadedData
 from speedtronic.data.order import BatchOrder
 from speedtronic.data.permutation import mix_key
 from speedtronic.data.prefetch import Prefetcher
 from speedtronic.data.splitting import tail_start
 
-_JOIN_WITHIN_S = 5.0  # A worker stuck in user code longer than this is killed.
+JOIN_WITHIN_S = 5.0  # A worker stuck in user code longer than this is killed.
 _NUMPY_SEEDS = 2**32
 _TRAINING_DRAWS, _EVALUATION_DRAWS = 1, 2  # Keep the draws of samples in the two splits apart.
 
@@ -173,19 +173,18 @@ class DatasetBatches:
         self._dataset = dataset
         self._seed = seed
         self._collate = collate_fn or default_collate
-        numbers = spread_over(len(dataset), batch_size=micro_batch_size, max_batches=max_batches)
-        self._batches = [
-            numbers[start : start + micro_batch_size].tolist()
-            for start in range(0, len(numbers), micro_batch_size)
-        ]
+        self._choice = EvenChoice(
+            num_samples=len(dataset), batch_size=micro_batch_size, max_batches=max_batches
+        )
 
     def __len__(self) -> int:
         """Return the number of batches in a pass."""
-        return len(self._batches)
+        return len(self._choice)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of one pass."""
-        for number, samples in enumerate(self._batches):
+        for number in range(len(self._choice)):
+            samples = self._choice.samples_of(number).tolist()
             with _seeded(mix_key(self._seed, _EVALUATION_DRAWS, number)):
                 batch = self._collate([self._dataset[index] for index in samples])
             yield batch
@@ -261,10 +260,10 @@ class _InWorkers:
         self._prefetcher.close()
         self._receiver.let_go()
         for worker in self._workers:
-            worker.join(_JOIN_WITHIN_S)
+            worker.join(JOIN_WITHIN_S)
             if worker.is_alive():
                 worker.kill()
-                worker.join(_JOIN_WITHIN_S)
+                worker.join(JOIN_WITHIN_S)
 
 
 class _Receiver:

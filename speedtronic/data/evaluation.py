@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -46,27 +47,48 @@ class EvaluationBatches:
             )
         self._blocks = Blocks(stream, block_size)
         self._pin_memory = pin_memory
-        numbers = spread_over(
-            len(self._blocks), batch_size=micro_batch_size, max_batches=max_batches
+        self._choice = EvenChoice(
+            num_samples=len(self._blocks), batch_size=micro_batch_size, max_batches=max_batches
         )
-        self._batches = [
-            numbers[start : start + micro_batch_size]
-            for start in range(0, len(numbers), micro_batch_size)
-        ]
 
     def __len__(self) -> int:
         """Return the number of batches in a pass."""
-        return len(self._batches)
+        return len(self._choice)
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yield the batches of one pass."""
-        for numbers in self._batches:
+        for batch in range(len(self._choice)):
+            numbers = self._choice.samples_of(batch)
             yield self._blocks.read(numbers, pin_memory=self._pin_memory).split([len(numbers)])[0]
 
 
-def spread_over(num_samples: int, *, batch_size: int, max_batches: int | None) -> np.ndarray:
-    """Return the samples to evaluate: all in order, or whole batches evenly spread over them."""
-    if max_batches is None or max_batches * batch_size >= num_samples:
-        return np.arange(num_samples)
-    wanted = max_batches * batch_size
-    return np.arange(wanted) * num_samples // wanted
+@dataclass(frozen=True)
+class EvenChoice:
+    """Which samples are evaluated: all in order, or whole batches evenly spread over them.
+
+    Nothing is listed, so memory does not grow with the split.
+    """
+
+    num_samples: int
+    """Samples held out."""
+    batch_size: int
+    """Samples in a batch; the last batch may have fewer."""
+    max_batches: int | None
+    """At most so many batches; None for all."""
+
+    @property
+    def num_chosen(self) -> int:
+        """Samples in a pass."""
+        if self.max_batches is None:
+            return self.num_samples
+        return min(self.num_samples, self.max_batches * self.batch_size)
+
+    def __len__(self) -> int:
+        """Return the number of batches in a pass."""
+        return (self.num_chosen - 1) // self.batch_size + 1
+
+    def samples_of(self, batch: int) -> np.ndarray:
+        """Return the sample numbers of one batch, (B,) int64."""
+        start = batch * self.batch_size
+        chosen = np.arange(start, min(start + self.batch_size, self.num_chosen))
+        return chosen * self.num_samples // self.num_chosen

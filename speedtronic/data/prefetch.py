@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 
 THREAD_NAME = "speedtronic-prefetch"
 _POLL_EVERY_S = 0.1  # How often a waiting consumer looks at the stop flag.
-_JOIN_WITHIN_S = 5.0  # A thread stuck in a read longer than this is left behind; it is a daemon.
+JOIN_WITHIN_S = 5.0  # A thread stuck in a read longer than this is left behind; it is a daemon.
 _numbers = itertools.count(1)
 
 
@@ -109,4 +109,4 @@ class Prefetcher(Generic[Item]):
 def _shut_down(channel: _Channel[Item], thread: threading.Thread) -> None:
     channel.close()
     if thread is not threading.current_thread():
-        thread.join(_JOIN_WITHIN_S)
+        thread.join(JOIN_WITHIN_S)

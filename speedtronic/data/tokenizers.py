@@ -17,7 +17,7 @@ from speedtronic.core.types import JSON, Tokenizer
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _LARGEST_UINT16_VOCABULARY = 1 << 16
 _NUM_CODE_POINTS = 0x110000
-_CHUNK_CHARACTERS = 1 << 20  # Hugging Face tokenizers keep about 100 bytes a character in memory.
+CHUNK_CHARACTERS = 1 << 20  # Hugging Face tokenizers keep about 100 bytes a character in memory.
 _SAFE_CUT = re.compile(r"\n(?=\S)")
 
 
@@ -252,8 +252,8 @@ def _cut_at_lines(text: str) -> list[str]:
     """Cut a long text where a line begins with no space: no usual vocabulary has a token there."""
     pieces = []
     start = 0
-    while len(text) - start > _CHUNK_CHARACTERS:
-        cut = _SAFE_CUT.search(text, start + _CHUNK_CHARACTERS)
+    while len(text) - start > CHUNK_CHARACTERS:
+        cut = _SAFE_CUT.search(text, start + CHUNK_CHARACTERS)
         if cut is None:
             break
         pieces.append(text[start : cut.end()])

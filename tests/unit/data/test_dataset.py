@@ -121,7 +121,8 @@ def test_workers_change_no_batch_and_no_random_draw(num_workers):
     assert _noise(got) == _noise(expected)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
+@pytest.mark.parametrize("num_workers", [0, 2, 4])
 @pytest.mark.parametrize("used", [0, 1, 2, 3, 4])
 def test_a_resumed_loader_gives_the_same_batches_and_draws(num_workers, used):
     expected = _take(_loader(Noisy()), 8)
@@ -175,8 +176,8 @@ def test_workers_ignore_the_signals_that_stop_their_parent():
 
 
 def test_a_stop_ends_waiting_for_a_stuck_worker_which_is_killed(monkeypatch):
-    monkeypatch.setattr("speedtronic.data.dataset._JOIN_WITHIN_S", 0.2)
-    monkeypatch.setattr("speedtronic.data.prefetch._JOIN_WITHIN_S", 0.2)
+    monkeypatch.setattr("speedtronic.data.dataset.JOIN_WITHIN_S", 0.2)
+    monkeypatch.setattr("speedtronic.data.prefetch.JOIN_WITHIN_S", 0.2)
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)
     before = set(multiprocessing.active_children())
     stop = StopFlag()

@@ -106,7 +106,7 @@ def test_a_long_text_is_cut_where_no_token_can_be(bpe_path, monkeypatch):
     tokenizer = build_tokenizer(f"file:{bpe_path}")
     text = "the cat and\n\n  the hat\nand the end\n" * 50
     whole = tokenizer.encode(text).tolist()
-    monkeypatch.setattr(ours, "_CHUNK_CHARACTERS", 40)
+    monkeypatch.setattr(ours, "CHUNK_CHARACTERS", 40)
     assert tokenizer.encode(text).tolist() == whole
 
 
