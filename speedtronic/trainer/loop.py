@@ -7,7 +7,6 @@ handlers and run folders belong to the runtime; here a stop is a flag that is po
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -20,16 +19,15 @@ from torch.optim import Optimizer
 
 from speedtronic.checkpoint.manager import CheckpointManager
 from speedtronic.config import SpeedtronicConfig
-from speedtronic.config.precision import resolve_precision
 from speedtronic.core.batch import count_batch, move_batch
-from speedtronic.core.errors import FallbackWarning, NonFiniteError
+from speedtronic.core.errors import NonFiniteError
 from speedtronic.core.seeding import rng_state, set_rng_state
 from speedtronic.core.stopping import StopFlag, StopRequestedError
 from speedtronic.core.types import SyncCoordinator
 from speedtronic.data.feed import BatchFeed
 from speedtronic.metrics.logger import MetricLogger
 from speedtronic.optim.restore import load_optimizer_state
-from speedtronic.precision import PrecisionPlan, plan_precision, resolve_device
+from speedtronic.precision import PrecisionPlan, resolve_device
 from speedtronic.trainer.absent import NoCheckpoints, NoSchedule, Schedule
 from speedtronic.trainer.cleanup import cleaning_up
 from speedtronic.trainer.coordination import NoCoordinator, start_coordinator
@@ -43,6 +41,7 @@ from speedtronic.trainer.features import (
 )
 from speedtronic.trainer.heldout import HeldOut
 from speedtronic.trainer.options import resolve_options
+from speedtronic.trainer.parts import make_logger, make_plan
 from speedtronic.trainer.records import StepRecords
 from speedtronic.trainer.reporting import Reporter, report_checkpoint, report_end
 from speedtronic.trainer.scaling import LossScaling
@@ -139,9 +138,13 @@ class Trainer:
         self.samples = 0
         self.tokens = 0
         self.exact = True
-        self.logger = self._console_logger() if logger is None else logger
+        self.logger = make_logger(self._options) if logger is None else logger
         self._fallbacks = Fallbacks(self.logger)
-        self.precision = self._resolve_precision() if precision is None else precision
+        self.precision = precision or make_plan(
+            self.config,
+            device=self.device,
+            on_fallback=lambda reason: self.add_fallback("precision", reason),
+        )
         self.checkpoint_manager: CheckpointManager | NoCheckpoints = (
             NoCheckpoints() if checkpoint_manager is None else checkpoint_manager
         )
@@ -155,7 +158,18 @@ class Trainer:
         self._scaling = LossScaling(self.precision)
         self._coordinator_state: dict[str, Any] | None = None
         self._held_out = HeldOut(
-            self._build_evaluator(eval_dataloader, token_bytes, sample_text),
+            None
+            if eval_dataloader is None
+            else Evaluator(
+                model,
+                batches=eval_dataloader,
+                device=self.device,
+                precision=self.precision,
+                max_batches=self._options.max_eval_batches,
+                token_bytes=token_bytes,
+                sample_text=sample_text,
+                stop=self._stop,
+            ),
             logger=self.logger,
             every_steps=self._options.eval_every_steps,
             patience=self._options.patience,
@@ -440,22 +454,6 @@ class Trainer:
         self.exact = self.exact and exact
         self._fallbacks.add(kind, reason, step=self.step)
 
-    def _console_logger(self) -> MetricLogger:
-        return MetricLogger(
-            level=self._options.log_level, every_steps=self._options.log_every_steps
-        )
-
-    def _resolve_precision(self) -> PrecisionPlan:
-        """Return the configured plan, fp32 without a configuration; a fallback is noted."""
-        if self.config is None:
-            return plan_precision(mode="fp32", device=self.device)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", FallbackWarning)
-            plan = resolve_precision(self.config.precision, self.device)
-        for warning in caught:
-            self.add_fallback("precision", str(warning.message))
-        return plan
-
     def _select_forward(self) -> EagerForward | CompiledForward:
         if not self._options.compile_model:
             return EagerForward(self.model)
@@ -475,22 +473,6 @@ class Trainer:
     def _note_compile_fallback(self, reason: str) -> None:
         self.exact = False
         self._fallbacks.add("compile", reason, step=self.step, event="compile")
-
-    def _build_evaluator(
-        self, batches: Iterable[Any] | None, token_bytes: Any, sample_text: Callable[[], str] | None
-    ) -> Evaluator | None:
-        if batches is None:
-            return None
-        return Evaluator(
-            self.model,
-            batches=batches,
-            device=self.device,
-            precision=self.precision,
-            max_batches=self._options.max_eval_batches,
-            token_bytes=token_bytes,
-            sample_text=sample_text,
-            stop=self._stop,
-        )
 
     def _describe_outcome(
         self, status: str, *, updates: int = 0, reason: str | None = None
