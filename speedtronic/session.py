@@ -225,9 +225,10 @@ def describe_run(runtime: Runtime) -> dict[str, Any]:
 def announce(runtime: Runtime) -> None:
     """Log what is about to be trained, and on what."""
     config, facts = runtime.config, describe_run(runtime)
+    threads = facts["threads"]
     runtime.logger.info(
         f"{type(runtime.model).__name__} with {facts['model']['parameters']:,} parameters in"
-        f" {facts['precision']} on {facts['device']}, {facts['threads']} threads,"
+        f" {facts['precision']} on {facts['device']}, {threads} thread{'s' * (threads != 1)},"
         f" seed {config.run.seed}"
     )
     runtime.logger.info(
@@ -244,10 +245,15 @@ def conclude(runtime: Runtime, record: ResultRecord) -> None:
 
         draw_curves(folder.metrics, folder.curves, title=config.run.name)
     sample = continue_held_out_text(runtime.model, runtime.data)
+    # A run at its target goes on only towards another one.
+    is_done = record.status == "completed"
+    further = [f"data.max_steps={2 * config.effective_max_steps}"] if is_done else []
     render_summary(
         record,
         folder=folder,
-        resume=resume_command(folder.path, allow_targets=config.extras.allow_targets),
+        resume=resume_command(
+            folder.path, allow_targets=config.extras.allow_targets, overrides=further
+        ),
         sample=None if sample is None else sample(),
         console=runtime.logger.console,
     )

@@ -38,6 +38,7 @@ RESTORED_VARIABLES = frozenset({"PYTHONHASHSEED"})
 IGNORED_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "PYTEST_VERSION"})
 WATCHED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 LEAK_GRACE_S = 2.0
+_NO_FILES = ("/dev/", "/proc/", "/sys/")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -116,7 +117,9 @@ def _open_files() -> dict[int, str]:
             target = str(descriptor.readlink())
         except OSError:
             continue
-        if target.startswith("/") and not target.startswith(("/dev/", "/proc/", "/sys/")):
+        # matplotlib keeps the fonts it has drawn with open.
+        is_font = "/mpl-data/fonts/" in target
+        if target.startswith("/") and not (target.startswith(_NO_FILES) or is_font):
             found[int(descriptor.name)] = target
     return found
 
