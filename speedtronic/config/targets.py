@@ -51,7 +51,7 @@ def check_target(target: Any, *, key: str, allow: Sequence[str]) -> Callable[...
     if _is_standard(home):
         raise _refusal(key, target, f"is {home}'s, and the standard library is never called")
     if target not in allow and not _is_open(home, allow):
-        raise _refusal(key, target, f"belongs to {home}; {_unlisted()}")
+        raise _refusal(key, target, f"belongs to {home} and {_unlisted()}")
     if _is_within(home, _OURS) and not _is_component(found):
         raise _refusal(key, target, "is a function of speedtronic that builds nothing")
     checked: Callable[..., Any] = found
@@ -144,8 +144,8 @@ def _is_component(found: Any) -> bool:
 
 def _unlisted() -> str:
     return (
-        "only speedtronic, torch.optim, torch.nn and packages in the working directory"
-        f" ({Path.cwd()}) are called"
+        "is none of speedtronic, torch.optim, torch.nn and the packages in the working directory"
+        f" ({Path.cwd()})"
     )
 
 
@@ -156,4 +156,4 @@ def _refusal(key: str, target: str, reason: str) -> ConfigError:
         advice = "name a class, or list it in extras.allow_targets"
     else:
         advice = f"to trust it, give extras.allow_targets=[{target}] on the command line"
-    return ConfigError(f"{key}: {target!r} may not be called: {reason}; {advice}")
+    return ConfigError(f"{key}: {target!r} may not be called: it {reason}; {advice}")
