@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -152,10 +152,14 @@ def _train(runtime: Runtime, *, argv: Sequence[str], stop: StopFlag) -> SessionR
         write_result(folder, _close_segment(runtime, elapsed_s=elapsed_s, error=error))
         raise
     record = _close_segment(runtime, elapsed_s=result.elapsed_s, final_loss=result.final_loss)
-    if result.final_loss is None and (earlier := read_result(folder)) is not None:
+    earlier = read_result(folder)
+    if earlier is not None and trainer.outcome is not None and not trainer.outcome.has_run:
         runtime.logger.info(f"nothing to do: the run is at step {trainer.step} already")
         record = ResultRecord(**earlier)
     else:
+        if record.final_loss is None and earlier is not None:
+            # Only an evaluation was made up for: the last update is an earlier start's.
+            record = replace(record, final_loss=earlier["final_loss"])
         write_result(folder, record)
     conclude(runtime, record)
     return SessionReport(

@@ -45,9 +45,14 @@ class HeldOut:
             return False
         return self._evaluate(step)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether a stop cut the evaluation of the present step short."""
+        return self._evaluator is not None and self.history.is_due
+
     def make_up(self, step: int) -> bool:
         """Do the evaluation that a stop cut short before a resume; true when it was done."""
-        if not self.history.is_due:
+        if not self.is_due:
             return False
         self._evaluate(step)
         return not self.history.is_due

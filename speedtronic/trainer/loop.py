@@ -184,8 +184,8 @@ class Trainer:
     def fit(self, max_steps: int | None = None) -> TrainResult:
         """Train until the absolute step ``max_steps``; the configured target when None.
 
-        A target at or below the present step runs nothing and writes nothing. ``outcome`` says
-        afterwards how the fit ended.
+        A target at or below the present step runs nothing and writes nothing, but for an evaluation
+        there that a stop cut short. ``outcome`` says afterwards how the fit ended.
 
         Raises:
             ValueError: the target is below 1.
@@ -194,9 +194,9 @@ class Trainer:
         target = self.max_steps if max_steps is None else max_steps
         if target < 1:
             raise ValueError(f"max_steps must be at least 1, got {target}; give a target above 0")
-        if target <= self.step:
+        if target <= self.step and not self._held_out.is_due:
             self.outcome = self._describe_outcome(
-                "completed", reason="the target was reached before"
+                "completed", has_run=False, reason="the target was reached before"
             )
             return TrainResult(self.step, self.samples, self.tokens, None, 0.0, [])
         ends = (self.coordinator.stop, self._feed.close, self.checkpoint_manager.close)
@@ -294,7 +294,8 @@ class Trainer:
             self._save(fit)
         self.checkpoint_manager.close()
         early_end = self._held_out.end_reason
-        is_complete = self.step >= fit.target or early_end is not None
+        is_at_target = self.step >= fit.target and not self._held_out.is_due
+        is_complete = is_at_target or early_end is not None
         self.outcome = self._describe_outcome(
             "completed" if is_complete else "interrupted",
             updates=len(fit.records),
@@ -475,11 +476,12 @@ class Trainer:
         self._fallbacks.add("compile", reason, step=self.step, event="compile")
 
     def _describe_outcome(
-        self, status: str, *, updates: int = 0, reason: str | None = None
+        self, status: str, *, has_run: bool = True, updates: int = 0, reason: str | None = None
     ) -> FitOutcome:
         history = self._held_out.history
         return FitOutcome(
             status=status,
+            has_run=has_run,
             updates=updates,
             signal_number=self._stop.signal_number,
             reason=reason,

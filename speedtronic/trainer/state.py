@@ -57,8 +57,10 @@ class FitOutcome:
 
     status: str
     """``completed``, ``interrupted`` or ``failed``."""
+    has_run: bool = True
+    """False when the target was reached before, and nothing was done."""
     updates: int = 0
-    """Updates of this fit; 0 when the target was reached before."""
+    """Updates of this fit."""
     signal_number: int | None = None
     """Signal that asked for the stop."""
     reason: str | None = None

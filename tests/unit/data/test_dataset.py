@@ -39,7 +39,7 @@ class Noisy(Numbers):
     """Samples draw from every CPU generator, as random transforms do."""
 
     def __getitem__(self, index):
-        noise = [random.random(), np.random.rand(), float(torch.rand(()))]  # noqa: NPY002
+        noise = [random.random(), np.random.rand(), float(torch.rand(()))]  # noqa: NPY002 - the global state is what is tested
         return {"input_ids": torch.tensor([index]), "noise": torch.tensor(noise)}
 
 
@@ -140,9 +140,9 @@ def test_a_resumed_loader_gives_the_same_batches_and_draws(num_workers, used):
 def test_samples_leave_the_training_rng_alone(num_workers):
     seed_everything(3)
     _take(_loader(Noisy(), num_workers=num_workers), 3)
-    got = (random.random(), float(np.random.rand()), float(torch.rand(())))  # noqa: NPY002
+    got = (random.random(), float(np.random.rand()), float(torch.rand(())))  # noqa: NPY002 - the global state is what is tested
     seed_everything(3)
-    assert got == (random.random(), float(np.random.rand()), float(torch.rand(())))  # noqa: NPY002
+    assert got == (random.random(), float(np.random.rand()), float(torch.rand(())))  # noqa: NPY002 - the global state is what is tested
 
 
 def test_draws_differ_between_microbatches_and_seeds():

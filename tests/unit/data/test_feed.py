@@ -345,9 +345,9 @@ class TestResume:
         resumed.load_state_dict(state)
         seed_everything(8)
         _take(resumed, 1)
-        got = (random.random(), float(np.random.rand()), float(torch.rand(())))  # noqa: NPY002
+        got = (random.random(), float(np.random.rand()), float(torch.rand(())))  # noqa: NPY002 - the global state is what is tested
         seed_everything(8)
-        assert got == (random.random(), float(np.random.rand()), float(torch.rand(())))  # noqa: NPY002
+        assert got == (random.random(), float(np.random.rand()), float(torch.rand(())))  # noqa: NPY002 - the global state is what is tested
 
     def test_a_data_set_that_draws_from_the_global_rng_resumes_exactly(self):
         class Noisy(Dataset):

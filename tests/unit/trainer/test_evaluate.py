@@ -344,22 +344,6 @@ def test_an_evaluation_cut_short_is_made_up_for_after_the_resume() -> None:
     assert list(resumed.checkpoint_manager.saved) == [2, 4]
 
 
-def test_a_stop_in_the_evaluation_of_the_target_step_completes_the_run() -> None:
-    stop = StopFlag()
-
-    class Requesting:
-        def __iter__(self):
-            stop.request("received SIGTERM", signal_number=15)
-            return iter(regression_batches(1))
-
-    trainer = make_trainer(
-        options={"evaluation": {"every_steps": 5}}, eval_dataloader=Requesting(), stop=stop
-    )
-    trainer.fit(2)
-    assert trainer.outcome.status == "completed"
-    assert trainer.outcome.signal_number == 15
-
-
 def test_a_history_remembers_the_first_of_equal_losses() -> None:
     history = EvaluationHistory()
     assert history.add(2.0, step=1)

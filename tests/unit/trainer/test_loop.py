@@ -72,7 +72,7 @@ def test_private_batch_helpers_move_and_count() -> None:
     trainer = make_trainer()
     batch = {"input_ids": torch.zeros(2, 3), "attention_mask": torch.tensor([[1, 1, 0], [1, 0, 0]])}
     assert trainer._batch_size_and_tokens(batch) == (2, 3)  # noqa: SLF001 - names of the contract
-    assert trainer._move_batch(batch)["input_ids"].device.type == "cpu"  # noqa: SLF001
+    assert trainer._move_batch(batch)["input_ids"].device.type == "cpu"  # noqa: SLF001 - a name of the contract
 
 
 # ---------------------------------------------------------------- targets and counters
@@ -563,6 +563,38 @@ def test_a_stop_while_waiting_for_data_gives_the_begun_update_back(at) -> None:
     resumed.resume(state)
     resumed.fit(4)
     assert_same_tensors(parameters_of(straight.model), parameters_of(resumed.model))
+
+
+def test_an_evaluation_cut_short_at_the_target_is_made_up_by_the_next_fit() -> None:
+    options = {"evaluation": {"every_steps": 2}}
+    batches = regression_batches(2)
+    straight = Recorder()
+    make_trainer(options=options, recorder=straight, eval_dataloader=batches).fit(4)
+
+    stop = StopFlag()
+
+    class StoppingInTheSecond(list):
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            if self.passes == 2:
+                stop.request("received SIGTERM", signal_number=15)
+            return super().__iter__()
+
+    trainer = make_trainer(options=options, eval_dataloader=StoppingInTheSecond(batches), stop=stop)
+    assert trainer.fit(4).steps == 4
+    assert (trainer.outcome.status, trainer.outcome.signal_number) == ("interrupted", 15)
+
+    recorder = Recorder()
+    resumed = make_trainer(options=options, recorder=recorder, eval_dataloader=batches)
+    resumed.resume(trainer.state_dict())
+    result = resumed.fit(4)
+    assert (result.steps, result.final_loss, resumed.outcome.status) == (4, None, "completed")
+    assert [payload["step"] for payload in recorder.of("eval")] == [4]
+    assert recorder.of("eval")[0]["loss"] == straight.of("eval")[-1]["loss"]
+    assert resumed.fit(4).metrics == []
+    assert not resumed.outcome.has_run
 
 
 def test_the_trainer_installs_no_signal_handler() -> None:

@@ -81,7 +81,7 @@ def test_the_update_uses_the_mean_of_the_microbatch_gradients() -> None:
         gradients.append([p.grad for p in twin.parameters()])
     before = parameters_of(model)
     make_update(model, batches, k=3).attempt()
-    for old, new, per_batch in zip(before, model.parameters(), zip(*gradients), strict=True):  # noqa: B905
+    for old, new, per_batch in zip(before, model.parameters(), zip(*gradients), strict=True):  # noqa: B905 - of equal length by construction
         torch.testing.assert_close(new.detach(), old - 0.1 * sum(per_batch) / 3)
 
 
