@@ -89,6 +89,7 @@ def assemble(
     """
     from speedtronic.data.evaluation import EvaluationBatches
     from speedtronic.data.loader import TokenLoader
+    from speedtronic.data.pinning import resolve_pin_memory
 
     if len(train) < loading.block_size + 1:
         key = "data.num_tokens" if facts["source"] == "synthetic" else "data.path"
@@ -97,6 +98,7 @@ def assemble(
             f"(data.block_size + 1 = {loading.block_size + 1}); give more data or a smaller "
             "data.block_size"
         )
+    pin_memory = resolve_pin_memory(wanted=loading.pin_memory)
     evaluation = None
     if loading.validation_fraction > 0:
         evaluation = EvaluationBatches(
@@ -104,7 +106,7 @@ def assemble(
             block_size=loading.block_size,
             micro_batch_size=loading.micro_batch_size,
             max_batches=loading.max_eval_batches,
-            pin_memory=loading.pin_memory,
+            pin_memory=pin_memory,
         )
     loader = TokenLoader(
         train,
@@ -114,7 +116,7 @@ def assemble(
         shuffle=loading.shuffle,
         drop_last=loading.drop_last,
         prefetch_factor=loading.prefetch_factor,
-        pin_memory=loading.pin_memory,
+        pin_memory=pin_memory,
     )
     return LoadedData(
         train=loader,

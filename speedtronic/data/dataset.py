@@ -25,6 +25,7 @@ from speedtronic.data.evaluation import EvenChoice
 from speedtronic.data.loaded import LoadedData
 from speedtronic.data.order import BatchOrder
 from speedtronic.data.permutation import mix_key
+from speedtronic.data.pinning import resolve_pin_memory
 from speedtronic.data.prefetch import Prefetcher
 from speedtronic.data.splitting import tail_start
 
@@ -340,7 +341,7 @@ def _split_dataset(dataset: MapDataset, options: Loading) -> LoadedData:
         drop_last=options.drop_last,
         num_workers=options.num_workers,
         prefetch_factor=options.prefetch_factor,
-        pin_memory=options.pin_memory,
+        pin_memory=resolve_pin_memory(wanted=options.pin_memory),
     )
     return LoadedData(
         train=train,
@@ -361,7 +362,7 @@ def _batch_iterable(dataset: IterableDataset[Any], options: Loading) -> DataLoad
         batch_size=options.micro_batch_size,
         num_workers=options.num_workers,
         prefetch_factor=options.prefetch_factor if options.num_workers else None,
-        pin_memory=options.pin_memory,
+        pin_memory=resolve_pin_memory(wanted=options.pin_memory),
         drop_last=options.drop_last,
     )
 

@@ -11,7 +11,7 @@ import torch
 
 from speedtronic.core.errors import ConfigError, DataError, MissingExtraError
 from speedtronic.data import tokenizers as ours
-from speedtronic.data.tokenizers import build_tokenizer, tokenizer_from_dict
+from speedtronic.data.tokenizers import build_tokenizer, tokenizer_from_dict, tokenizer_key
 
 TEXT = "naïve café\r\n\tthe 😀 end\n"
 
@@ -136,6 +136,16 @@ def test_a_tokenizers_file_is_rebuilt_without_the_file(bpe_path):
 def test_a_dict_that_is_no_tokenizer_is_refused(saved):
     with pytest.raises(ConfigError, match="a saved tokenizer must be byte, char or file:PATH"):
         tokenizer_from_dict(saved)
+
+
+def test_the_key_of_a_file_is_its_content(tmp_path):
+    path = tmp_path / "t.json"
+    keys = set()
+    for content in ("{}", "[]", "{}"):
+        path.write_text(content)
+        keys.add(tokenizer_key(f"file:{path}"))
+    assert len(keys) == 2
+    assert tokenizer_key("byte") == "byte"
 
 
 def test_a_missing_tokenizers_file_is_named(tmp_path):
