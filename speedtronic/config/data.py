@@ -78,7 +78,6 @@ class DataSettings(Settings, ABC):
         """Microbatches of one update."""
         return self.update_batch_size // self.micro_batch_size
 
-    @abstractmethod
     def build(
         self, *, block_size: int, seed: int, max_eval_batches: int | None, device: torch.device
     ) -> LoadedData:
@@ -90,11 +89,11 @@ class DataSettings(Settings, ABC):
             max_eval_batches: Most microbatches of one evaluation, or None for the whole split.
             device: Where batches go.
         """
-
-    def loader_keywords(self, *, device: torch.device) -> dict[str, Any]:
-        """Return what every builder of loaders is told."""
         on_cuda = device.type == "cuda"
-        return {
+        loading = {
+            "block_size": block_size,
+            "seed": seed,
+            "max_eval_batches": max_eval_batches,
             "micro_batch_size": self.micro_batch_size,
             "validation_fraction": self.validation_fraction,
             "shuffle": self.shuffle,
@@ -103,6 +102,11 @@ class DataSettings(Settings, ABC):
             "pin_memory": on_cuda if self.pin_memory is None else self.pin_memory,
             "drop_last": self.drop_last,
         }
+        return self._load(loading)
+
+    @abstractmethod
+    def _load(self, loading: dict[str, Any]) -> LoadedData:
+        """Build what this choice reads; ``loading`` are the keywords of ``data.assemble.Loading``."""
 
 
 class StdlibDataSettings(DataSettings):
@@ -113,19 +117,14 @@ class StdlibDataSettings(DataSettings):
     tokenizer: TokenizerName = "byte"
     """byte, char, or file:PATH of a Hugging Face tokenizers JSON."""
 
-    def build(
-        self, *, block_size: int, seed: int, max_eval_batches: int | None, device: torch.device
-    ) -> LoadedData:
+    def _load(self, loading: dict[str, Any]) -> LoadedData:
         """Read and tokenise the library; every twentieth file is held out."""
         from speedtronic.data.corpus import build_stdlib_data
 
         return build_stdlib_data(
             path=self.path,
             tokenizer=self.tokenizer,
-            block_size=block_size,
-            seed=seed,
-            max_eval_batches=max_eval_batches,
-            **self.loader_keywords(device=device),
+            **loading,
         )
 
 
@@ -150,19 +149,14 @@ class TextDataSettings(DataSettings):
             )
         return self.path
 
-    def build(
-        self, *, block_size: int, seed: int, max_eval_batches: int | None, device: torch.device
-    ) -> LoadedData:
+    def _load(self, loading: dict[str, Any]) -> LoadedData:
         """Read and tokenise the files; the tail of the text is held out."""
         from speedtronic.data.corpus import build_text_data
 
         return build_text_data(
             path=self._given_path(),
             tokenizer=self.tokenizer,
-            block_size=block_size,
-            seed=seed,
-            max_eval_batches=max_eval_batches,
-            **self.loader_keywords(device=device),
+            **loading,
         )
 
 
@@ -187,19 +181,14 @@ class TokensDataSettings(DataSettings):
             )
         return self.path
 
-    def build(
-        self, *, block_size: int, seed: int, max_eval_batches: int | None, device: torch.device
-    ) -> LoadedData:
+    def _load(self, loading: dict[str, Any]) -> LoadedData:
         """Map the shards; the tail of the tokens is held out."""
         from speedtronic.data.tokens import build_tokens_data
 
         return build_tokens_data(
             path=self._given_path(),
             tokenizer=self.tokenizer,
-            block_size=block_size,
-            seed=seed,
-            max_eval_batches=max_eval_batches,
-            **self.loader_keywords(device=device),
+            **loading,
         )
 
 
@@ -211,19 +200,14 @@ class SyntheticDataSettings(DataSettings):
     vocab_size: Annotated[int, Field(ge=2)] = 256
     """Number of token ids."""
 
-    def build(
-        self, *, block_size: int, seed: int, max_eval_batches: int | None, device: torch.device
-    ) -> LoadedData:
+    def _load(self, loading: dict[str, Any]) -> LoadedData:
         """Draw the stream; its tail is held out."""
         from speedtronic.data.synthetic import build_synthetic_data
 
         return build_synthetic_data(
             num_tokens=self.num_tokens,
             vocab_size=self.vocab_size,
-            block_size=block_size,
-            seed=seed,
-            max_eval_batches=max_eval_batches,
-            **self.loader_keywords(device=device),
+            **loading,
         )
 
 
@@ -233,16 +217,14 @@ class ForeignDataSettings(DataSettings):
     factory: Factory
     """The class or function and its arguments."""
 
-    def build(
-        self, *, block_size: int, seed: int, max_eval_batches: int | None, device: torch.device
-    ) -> LoadedData:
+    def _load(self, loading: dict[str, Any]) -> LoadedData:
         """Call the user's class and put what it gives into our loader.
 
         Loader keys that its signature names are passed to it. A ``LoadedData`` is taken as it is.
         """
         from speedtronic.data.dataset import build_dataset_data
 
-        keywords = {"block_size": block_size, "seed": seed, **self.loader_keywords(device=device)}
-        offered = {"target_batch_size": self.update_batch_size, **keywords}
+        own = {key: value for key, value in loading.items() if key != "max_eval_batches"}
+        offered = {"target_batch_size": self.update_batch_size, **own}
         made = self.factory.call(section=self.section, offered=offered)
-        return build_dataset_data(made, max_eval_batches=max_eval_batches, **keywords)
+        return build_dataset_data(made, **loading)

@@ -387,7 +387,12 @@ def test_synthetic_data_has_a_stream_for_each_seed() -> None:
     [(None, "cpu", False), (None, "cuda", True), (True, "cpu", True), (False, "cuda", False)],
 )
 def test_memory_is_pinned_for_cuda_unless_said_otherwise(
-    pin_memory: bool | None, device: str, pinned: bool
+    pin_memory: bool | None, device: str, pinned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(
+        "speedtronic.data.corpus.build_stdlib_data", lambda **keywords: told.update(keywords)
+    )
     data = load_config({"data": {"pin_memory": pin_memory}}).data
-    assert data.loader_keywords(device=torch.device(device))["pin_memory"] is pinned
+    data.build(block_size=8, seed=1, max_eval_batches=None, device=torch.device(device))
+    assert told["pin_memory"] is pinned
