@@ -106,7 +106,7 @@ class DataSettings(Settings, ABC):
 
     @abstractmethod
     def _load(self, loading: dict[str, Any]) -> LoadedData:
-        """Build what this choice reads; ``loading`` are the keywords of ``data.assemble.Loading``."""
+        """Build what this choice reads; ``loading`` goes to ``data.assemble.Loading``."""
 
 
 class StdlibDataSettings(DataSettings):
