@@ -58,7 +58,7 @@ def assemble(
     *,
     resume: bool = False,
     device: str | torch.device | None = None,
-    folder: RunFolder | None = None,
+    owner: RunOwner | None = None,
     stop: StopFlag | None = None,
 ) -> Runtime:
     """Build every component of a run.
@@ -67,10 +67,11 @@ def assemble(
         config: The configuration, with the effective target in it.
         resume: Whether to continue from the newest good checkpoint.
         device: Overrides ``run.device``.
-        folder: The run folder; derived from ``run`` when None.
+        owner: Who holds the run folder; a new one, in a folder derived from ``run``, when None.
         stop: Polled by the loop.
     """
-    folder = folder or choose_folder(config)
+    owner = owner or RunOwner(choose_folder(config), config=config, resume=resume)
+    folder = owner.folder
     logger = config.logging.build(folder=folder.path)
     manager = config.checkpoint.build(folder=folder.path)
     with _collect_warnings(logger) as fallbacks:
@@ -82,7 +83,6 @@ def assemble(
         optimizer = config.optimizer.build(model=model, device=live_device)
         schedule = config.scheduler.build(optimizer=optimizer, max_steps=config.effective_max_steps)
     environment = training_environment(device=live_device)
-    owner = RunOwner(folder)
     tokenizer = data.tokenizer
     trainer = Trainer(
         model,
@@ -102,15 +102,16 @@ def assemble(
         environment=environment,
         claim=owner,
     )
-    for reason in fallbacks:
-        trainer.add_fallback("build", reason)
     resumed_step = None
     if resume:
-        with _collect_warnings(logger):
+        with _collect_warnings(logger) as more_fallbacks:
             resumed_step = restore(
                 trainer, manager, config=config, environment=environment, logger=logger
             )
+        fallbacks += more_fallbacks
         owner.continue_from(resumed_step or 0)
+    for reason in fallbacks:
+        trainer.add_fallback("build", reason)
     if config.init_from is not None and resumed_step is None:
         start_from(model, config.init_from, logger=logger)
     attach_hooks(config, logger=logger, folder=folder, resumed_step=resumed_step)
@@ -170,27 +171,41 @@ def attach_hooks(
         logger.add_hook(hook)
 
 
-def choose_folder(config: SpeedtronicConfig) -> RunFolder:
-    """Return the configured run folder, or a new one below ``outputs/`` named by the time."""
-    if config.run.output_dir is not None:
-        return RunFolder(Path(config.run.output_dir))
+def choose_folder(config: SpeedtronicConfig, *, run_dir: Path | None = None) -> RunFolder:
+    """Return a run's folder: the given one, the configured one, or a new one named by the time."""
+    given = run_dir or config.run.output_dir
+    if given is not None:
+        return _folder_at(Path(given), config)
     stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S-%f")
-    return RunFolder(Path("outputs") / config.run.name / stamp)
+    return _folder_at(Path("outputs") / config.run.name / stamp, config)
+
+
+def _folder_at(path: Path, config: SpeedtronicConfig) -> RunFolder:
+    records = config.logging.json_file
+    return RunFolder(
+        path,
+        metrics_name=RunFolder.metrics_name if records is None else records,
+        checkpoints_name=config.checkpoint.directory,
+    )
 
 
 @contextmanager
 def _collect_warnings(logger: MetricLogger) -> Iterator[list[str]]:
     """Collect the fallbacks announced while building; other user warnings go to the log."""
     fallbacks: list[str] = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        yield fallbacks
-    for warning in caught:
-        if issubclass(warning.category, FallbackWarning):
-            fallbacks.append(str(warning.message))
-        elif issubclass(warning.category, UserWarning):
-            logger.warning(str(warning.message))
-        else:
-            warnings.warn_explicit(
-                warning.message, warning.category, warning.filename, warning.lineno
-            )
+    caught: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as recorded:
+            warnings.simplefilter("always", UserWarning)
+            caught = recorded
+            yield fallbacks
+    finally:
+        for warning in caught:
+            if issubclass(warning.category, FallbackWarning):
+                fallbacks.append(str(warning.message))
+            elif issubclass(warning.category, UserWarning):
+                logger.warning(str(warning.message))
+            else:
+                warnings.warn_explicit(
+                    warning.message, warning.category, warning.filename, warning.lineno
+                )

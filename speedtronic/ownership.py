@@ -1,22 +1,35 @@
-"""Owning a run folder while a fit writes into it, and making its records continue cleanly."""
+"""Owning a run folder: one process at a time, nothing lost, every step once in the records."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from speedtronic.run_folder.claim import claim_folder
-from speedtronic.run_folder.layout import RunFolder
+import torch
+
+from speedtronic.config import SpeedtronicConfig
+from speedtronic.core.errors import RunFolderError
+from speedtronic.run_folder.claim import FolderClaim, claim_folder
+from speedtronic.run_folder.layout import RunFolder, read_json
 from speedtronic.run_folder.records import supersede_records
 
 
 class RunOwner:
-    """Gives ``Trainer.fit`` its folder: one process at a time, every step once in metrics.jsonl."""
+    """Gives a session or a fit its run folder, and the process the settings of the run.
 
-    def __init__(self, folder: RunFolder) -> None:
-        """Note the folder; nothing is touched before a fit."""
-        self._folder = folder
+    Args:
+        folder: The run folder; nothing is touched before ``hold`` or a fit.
+        config: The configuration of this start.
+        resume: Whether to continue the run in the folder.
+    """
+
+    def __init__(self, folder: RunFolder, *, config: SpeedtronicConfig, resume: bool) -> None:
+        self.folder = folder
+        self._config = config
+        self._resume = resume
         self._first_step: int | None = None
+        self._is_new_here = not resume
+        self._is_held = False
 
     def continue_from(self, step: int) -> None:
         """Let the next fit move records of later steps out of the way: it will make them again."""
@@ -24,13 +37,75 @@ class RunOwner:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Claim the folder for one fit.
+        """Own the folder for one fit, inside or outside of a session that holds it.
 
         Raises:
-            RunFolderError: another process owns it, or it cannot be written.
+            RunFolderError: another process owns it, it holds a run that would be lost, or it
+                cannot be written.
         """
-        with claim_folder(self._folder.path):
+        with self.hold():
             if self._first_step is not None:
-                supersede_records(self._folder, after_step=self._first_step)
+                supersede_records(self.folder, after_step=self._first_step)
                 self._first_step = None  # records of this process's own fits stay
             yield
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Own the folder and put the run's process settings in force; may be nested.
+
+        Raises:
+            RunFolderError: as for a fit.
+        """
+        if self._is_held:
+            yield
+            return
+        with self._claim(), process_settings(self._config, self.folder, resume=self._resume):
+            self._is_held, self._is_new_here = True, False
+            try:
+                yield
+            finally:
+                self._is_held = False
+
+    def _claim(self) -> FolderClaim:
+        claim = claim_folder(self.folder.path)
+        if not self._is_new_here or not self.folder.holds_run():
+            return claim
+        if self._config.overwrite:
+            claim.move_aside()
+            return claim_folder(self.folder.path)
+        steps = self.folder.recorded_steps()
+        claim.release()
+        raise RunFolderError(
+            f"{self.folder.path} holds a run (step {steps}); use resume=true to continue it or"
+            " overwrite=true to move it aside"
+        )
+
+
+@contextmanager
+def process_settings(
+    config: SpeedtronicConfig, folder: RunFolder, *, resume: bool
+) -> Iterator[None]:
+    """Put thread count and determinism in force, and back afterwards.
+
+    A resumed run computes with the threads it was started with, unless the configuration names a
+    number: sums in another order differ in their last bits.
+    """
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    wanted = config.trainer.num_threads
+    if wanted is None and resume:
+        wanted = recorded_threads(folder)
+    if wanted is not None:
+        torch.set_num_threads(wanted)
+    torch.use_deterministic_algorithms(config.trainer.deterministic or deterministic)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic)
+
+
+def recorded_threads(folder: RunFolder) -> int | None:
+    """Return the CPU threads a run was started with, None when it does not say."""
+    facts = (read_json(folder.run_json) or {}).get("facts", {})
+    threads = facts.get("threads")
+    return threads if isinstance(threads, int) else None

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from speedtronic.checkpoint.folder import read_manifest
 from speedtronic.checkpoint.locating import find_checkpoint
-from speedtronic.checkpoint.storing import read_checkpoint
-from speedtronic.checkpoint.weights import check_model_state
+from speedtronic.checkpoint.weights import check_model_state, load_weights
 from speedtronic.config import SpeedtronicConfig, load_config
 from speedtronic.core.errors import ConfigError
 from speedtronic.core.types import Tokenizer
@@ -64,17 +64,18 @@ def load_run(
             f"{folder} must be a run folder, but holds no config.json; check the path"
         )
     config = load_config(saved, allow_targets=tuple(allow_targets))
-    state = read_checkpoint(find_checkpoint(layout.path, checkpoint=checkpoint))
+    path = find_checkpoint(layout.path, checkpoint=checkpoint)
+    weights = load_weights(path)
     tokenizer_facts = read_json(layout.tokenizer)
     tokenizer = None if tokenizer_facts is None else tokenizer_from_dict(tokenizer_facts)
     facts: dict[str, Any] = (read_json(layout.run_json) or {}).get("facts", {})
     model = config.model.build(vocab_size=facts.get("data", {}).get("vocab_size"))
-    check_model_state(model, state["model"])
-    model.load_state_dict(state["model"])
+    check_model_state(model, weights)
+    model.load_state_dict(weights)
     return Run(
         model=model.to(resolve_device(device)).eval(),
         tokenizer=tokenizer,
         config=config,
-        step=state["step"],
+        step=read_manifest(path).step,
         folder=layout.path,
     )

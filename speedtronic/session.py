@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,11 @@ import torch
 
 from speedtronic.assembly import Runtime, assemble, choose_folder
 from speedtronic.config import SpeedtronicConfig
-from speedtronic.core.errors import RunFolderError, SpeedtronicError
+from speedtronic.core.errors import SpeedtronicError
 from speedtronic.core.files import write_json
 from speedtronic.core.stopping import StopFlag
-from speedtronic.run_folder.claim import FolderClaim, claim_folder
+from speedtronic.ownership import RunOwner
 from speedtronic.run_folder.commands import resume_command, shown_path
-from speedtronic.run_folder.layout import RunFolder, read_json
 from speedtronic.run_folder.records import (
     ResultRecord,
     begin_segment,
@@ -75,13 +74,12 @@ def run_command(  # noqa: PLR0913 - what the command line and Python each know o
         RunFolderError: the folder is in use, or holds a run that would be lost.
     """
     resume = resume or config.resume
-    layout = choose_folder(config) if run_dir is None else RunFolder(run_dir)
+    owner = RunOwner(choose_folder(config, run_dir=run_dir), config=config, resume=resume)
     stop = StopFlag()
     with ExitStack() as held:
-        held.enter_context(_own(layout, resume=resume, overwrite=config.overwrite))
+        held.enter_context(owner.hold())
         held.enter_context(stop.catch_signals())
-        held.enter_context(process_settings(config, layout, resume=resume))
-        runtime = assemble(config, resume=resume, device=device, folder=layout, stop=stop)
+        runtime = assemble(config, resume=resume, device=device, owner=owner, stop=stop)
         held.callback(runtime.logger.close)
         for note in resume_notes:
             runtime.logger.info(note)
@@ -90,62 +88,16 @@ def run_command(  # noqa: PLR0913 - what the command line and Python each know o
         return _train(runtime, argv=sys.argv if argv is None else argv, stop=stop)
 
 
-def _own(folder: RunFolder, *, resume: bool, overwrite: bool) -> FolderClaim:
-    """Claim a folder, and see that a fresh start there loses nothing."""
-    claim = claim_folder(folder.path)
-    if resume or not folder.holds_run():
-        return claim
-    if overwrite:
-        claim.move_aside()
-        return claim_folder(folder.path)
-    steps = folder.recorded_steps()
-    claim.release()
-    raise RunFolderError(
-        f"{folder.path} holds a run (step {steps}); use resume=true to continue it or"
-        " overwrite=true to move it aside"
-    )
-
-
-@contextmanager
-def process_settings(
-    config: SpeedtronicConfig, folder: RunFolder, *, resume: bool
-) -> Iterator[None]:
-    """Put thread count and determinism in force, and back afterwards.
-
-    A resumed run computes with the threads it was started with, unless the configuration names a
-    number: sums in another order differ in their last bits.
-    """
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    wanted = config.trainer.num_threads
-    if wanted is None and resume:
-        wanted = recorded_threads(folder)
-    if wanted is not None:
-        torch.set_num_threads(wanted)
-    torch.use_deterministic_algorithms(config.trainer.deterministic or deterministic)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic)
-
-
-def recorded_threads(folder: RunFolder) -> int | None:
-    """Return the CPU threads a run was started with, None when it does not say."""
-    facts = (read_json(folder.run_json) or {}).get("facts", {})
-    threads = facts.get("threads")
-    return threads if isinstance(threads, int) else None
-
-
 def _train(runtime: Runtime, *, argv: Sequence[str], stop: StopFlag) -> SessionReport:
     """Fit, and write down what came of it, however it ends."""
     folder, trainer = runtime.folder, runtime.trainer
     begin_segment(folder, argv=argv, facts=describe_run(runtime), step=trainer.step)
-    write_json(folder.config_json, runtime.config.to_dict(redact_secrets=True))
-    if runtime.data.tokenizer is not None:
-        write_json(folder.tokenizer, runtime.data.tokenizer.to_dict())
-    announce(runtime)
     started = time.perf_counter()
     try:
+        write_json(folder.config_json, runtime.config.to_dict(redact_secrets=True))
+        if runtime.data.tokenizer is not None:
+            write_json(folder.tokenizer, runtime.data.tokenizer.to_dict())
+        announce(runtime)
         result = trainer.fit()
     except BaseException as error:
         elapsed_s = time.perf_counter() - started
@@ -247,7 +199,10 @@ def conclude(runtime: Runtime, record: ResultRecord) -> None:
     if config.logging.plots and folder.metrics.exists():
         from speedtronic.run_folder.plots import draw_curves
 
-        draw_curves(folder.metrics, folder.curves, title=config.run.name)
+        try:
+            draw_curves(folder.metrics, folder.curves, title=config.run.name)
+        except OSError as error:  # the run itself is complete and saved
+            runtime.logger.warning(f"{folder.curves} was not drawn: {error}")
     sample = continue_held_out_text(runtime.model, runtime.data)
     # A run at its target goes on only towards another one.
     is_done = record.status == "completed"

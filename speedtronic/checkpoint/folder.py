@@ -372,6 +372,9 @@ def _owner_is_gone(path: Path) -> bool:
     match = _OWNER.fullmatch(path.name)
     if match is None or match[2] != _machine():
         return _idle_s(path) > _FOREIGN_AGE_S
+    if int(match[1]) == os.getpid():
+        # Ours, or of an earlier life of this container, in which every program has the same number.
+        return _idle_s(path) > _FOREIGN_AGE_S
     try:
         os.kill(int(match[1]), 0)
     except ProcessLookupError:

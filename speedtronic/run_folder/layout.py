@@ -18,6 +18,10 @@ class RunFolder:
 
     path: Path
     """The folder itself; need not exist."""
+    metrics_name: str = "metrics.jsonl"
+    """``logging.json_file``: the records, below the folder unless absolute."""
+    checkpoints_name: str = "checkpoints"
+    """``checkpoint.directory``: the checkpoints, below the folder unless absolute."""
 
     @property
     def config_json(self) -> Path:
@@ -37,17 +41,17 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         """One JSON object a line; each step once."""
-        return self.path / "metrics.jsonl"
+        return self.path / self.metrics_name
 
     @property
     def superseded(self) -> Path:
         """Records of steps that a resume did again."""
-        return self.path / "metrics.superseded.jsonl"
+        return self.metrics.with_name(f"{self.metrics.stem}.superseded{self.metrics.suffix}")
 
     @property
     def checkpoints(self) -> Path:
-        """The default folder of checkpoints."""
-        return self.path / "checkpoints"
+        """The folder of checkpoints."""
+        return self.path / self.checkpoints_name
 
     @property
     def tensorboard(self) -> Path:

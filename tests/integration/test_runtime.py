@@ -445,3 +445,59 @@ def test_hooks_from_the_configuration_get_every_event(workdir: Path) -> None:
     assert events[0] == ("t", "train_start", 0)
     assert ("t", "train_step", 1) in events
     assert events[-1] == ("t", "train_end", 1)
+
+
+def test_a_fresh_fit_into_a_folder_that_holds_a_run_is_refused_too() -> None:
+    speedtronic.train_from_config(settings())
+    trainer, _ = speedtronic.build_runtime(settings(run={"output_dir": "R", "seed": 5}))
+    with pytest.raises(RunFolderError, match=r"R holds a run \(step 10\)"):
+        trainer.fit()
+
+    moved, _ = speedtronic.build_runtime(settings(overwrite=True))
+    assert moved.fit(4).steps == 4
+    assert moved.fit(6).steps == 6  # its own run is no reason to refuse
+    moved.logger.close()
+    assert Path("R.bak-1/checkpoints/step_000000000010").is_dir()
+    assert [record["step"] for record in records("R", "train_step")] == list(range(1, 7))
+
+
+def test_a_fit_computes_with_the_configured_threads_and_puts_them_back() -> None:
+    trainer, _ = speedtronic.build_runtime(settings(trainer={"num_threads": 2}))
+    seen: list[int] = []
+    trainer.logger.add_hook(lambda _event, _payload: seen.append(torch.get_num_threads()))
+    trainer.fit()
+    assert set(seen) == {2}
+    assert torch.get_num_threads() == 1
+
+
+def test_records_and_checkpoints_under_other_names_continue_as_well() -> None:
+    names = {
+        "logging": {"json_file": "records.jsonl", "plots": True},
+        "checkpoint": {"directory": "saved", "every_steps": 2},
+    }
+    speedtronic.train_from_config(settings(**names), max_steps=4)
+    with Path("R/records.jsonl").open("a") as file:
+        file.write('{"event": "train_step", "step": 5, "loss": 9.0, "lr": 0.1}\n')
+
+    with pytest.raises(RunFolderError, match=r"R holds a run \(step 5\)"):
+        speedtronic.train_from_config(settings(**names))
+    speedtronic.train_from_config(settings(**names), resume=True, max_steps=6)
+
+    lines = [json.loads(line) for line in Path("R/records.jsonl").read_text().splitlines()]
+    steps = [record["step"] for record in lines if record["event"] == "train_step"]
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert json.loads(Path("R/records.superseded.jsonl").read_text())["loss"] == 9.0
+    assert Path("R/curves.png").is_file()
+
+
+def test_curves_that_cannot_be_drawn_are_a_warning_beside_a_completed_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_arguments: Any, **_keywords: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("speedtronic.run_folder.plots.draw_curves", fail)
+    speedtronic.train_from_config(settings(logging={"plots": True}), max_steps=2)
+
+    assert json.loads(Path("R/result.json").read_text())["status"] == "completed"
+    assert "curves.png was not drawn: no space left" in Path("R/train.log").read_text()

@@ -375,3 +375,18 @@ def test_a_step_moved_aside_comes_back_when_its_successor_is_damaged(
 def test_the_folder_module_needs_no_torch() -> None:
     code = "import speedtronic.checkpoint.locating, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_leftovers_under_this_process_number_go_when_they_are_old(tmp_path: Path) -> None:
+    # In a container every life of a program may have the same number.
+    fresh, old = temporary_path(tmp_path), temporary_path(tmp_path)
+    for path in (fresh, old):
+        path.mkdir()
+        (path / "state.safetensors").write_bytes(b"half")
+    two_hours_ago = time.time() - 7200
+    for path in (old / "state.safetensors", old):
+        os.utime(path, (two_hours_ago, two_hours_ago))
+
+    clean_leftovers(tmp_path, Inspector())
+
+    assert [path.exists() for path in (fresh, old)] == [True, False]
