@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from speedtronic.checkpoint.folder import (
     META_FILE,
@@ -20,9 +20,9 @@ from speedtronic.checkpoint.folder import (
     step_folders,
 )
 from speedtronic.checkpoint.locating import checkpoint_directory, find_checkpoint
-from speedtronic.core.errors import ConfigError, SpeedtronicError, nearest
+from speedtronic.core.arguments import ToolArguments, parse_arguments, run_tool
 
-USAGE = """usage: python -m speedtronic.checkpoint RUN [checkpoint=best|latest|STEP] [export=PATH]
+USAGE = """python -m speedtronic.checkpoint RUN [checkpoint=best|latest|STEP] [export=PATH]
 
 Lists the checkpoints of a run folder, newest last, and verifies their files against their SHA-256
 sums. Exit status 1 when one is damaged, 2 when there is none.
@@ -31,17 +31,21 @@ sums. Exit status 1 when one is damaged, 2 when there is none.
   export=PATH     write its weights (default: the best, else the newest) to PATH, a new .safetensors
                   file, and its configuration beside it with the ending .json; nothing is listed"""
 
-_KEYS = ("checkpoint", "export")
 _HEADER = ("step", "size", "metric", "age", "state", "")
 _NUM_RIGHT_ALIGNED = 4
 _SIZE_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
 _AGE_UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
-@dataclass(frozen=True)
-class _Request:
+class CheckpointArguments(ToolArguments):
+    """The words of the command."""
+
     run: Path
-    options: dict[str, str] = field(default_factory=dict)
+    """Run folder, a folder of checkpoints, or one checkpoint."""
+    checkpoint: str | None = None
+    """best, latest or a step; null: all, and for an export the best, else the newest."""
+    export: Annotated[str, Field(min_length=1)] | None = None
+    """New .safetensors file for the weights; null: list and verify."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,71 +54,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The words after the module's name; None: those of this process.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help"):
-        print(USAGE, file=sys.stdout if words else sys.stderr)
-        return 0 if words else 2
-    try:
-        request = _parse(words)
-        if "export" in request.options:
-            return _export(request)
-        return _list(request)
-    except (SpeedtronicError, OSError) as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status if isinstance(error, SpeedtronicError) else 1
+    return run_tool(_run, usage=USAGE, argv=argv)
 
 
-def _parse(words: Sequence[str]) -> _Request:
-    request = None
-    options: dict[str, str] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if equals and key in _KEYS:
-            if not value:
-                raise ConfigError(f"{key} must have a value, got {word!r}")
-            options[key] = value
-        elif request is None and (not equals or Path(word).exists()):
-            request = _Request(run=Path(word))
-        else:
-            near = nearest(key, _KEYS)
-            hint = f"; did you mean {near}=?" if near else f"; known are {', '.join(_KEYS)}"
-            raise ConfigError(f"an argument must be RUN or KEY=VALUE, got {word!r}{hint}")
-    if request is None:
-        raise ConfigError("a run folder must be given; see --help")
-    return replace(request, options=options)
+def _run(words: Sequence[str]) -> int:
+    usage = USAGE.splitlines()[0]
+    arguments = parse_arguments(CheckpointArguments, words, positional="run", usage=usage)
+    return _list(arguments) if arguments.export is None else _export(arguments, arguments.export)
 
 
-def _export(request: _Request) -> int:
+def _export(arguments: CheckpointArguments, out: str) -> int:
     from speedtronic.checkpoint.weights import config_path_of, export_weights
 
-    source = _find(request)
-    out = request.options["export"]
+    source = find_checkpoint(arguments.run, checkpoint=arguments.checkpoint)
     export_weights(source, out)
     print(f"wrote {out} and {config_path_of(out)} from {source}")
     return 0
 
 
-def _find(request: _Request) -> Path:
-    """Find the chosen checkpoint; what is skipped on the way is one line each."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found = find_checkpoint(request.run, checkpoint=request.options.get("checkpoint"))
-    for warning in caught:
-        print(f"warning: {warning.message}", file=sys.stderr)
-    return found
-
-
-def _list(request: _Request) -> int:
+def _list(arguments: CheckpointArguments) -> int:
     inspector = Inspector()
-    chosen = request.options.get("checkpoint")
+    chosen = arguments.checkpoint
     notes: dict[Path, str] = {}
     set_aside: list[str] = []
-    if chosen is not None or (request.run / META_FILE).is_file():
-        folders = [_find(request)]
+    if chosen is not None or (arguments.run / META_FILE).is_file():
+        folders = [find_checkpoint(arguments.run, checkpoint=chosen)]
     else:
-        directory = checkpoint_directory(request.run)
+        directory = checkpoint_directory(arguments.run)
         folders = sorted({*step_folders(directory), *candidates(directory)}, key=_by_step)
         notes = _notes(inspector, directory)
         set_aside = sorted(path.name for path in directory.glob("step_*.damaged-*"))

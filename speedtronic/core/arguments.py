@@ -5,8 +5,10 @@ The training command is Hydra's; these tools need no composition.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -22,6 +24,7 @@ class ToolArguments(Settings):
     model_config = ConfigDict(strict=False)
 
 
+_INTERRUPTED = 130
 _KEY = re.compile(r"[a-z_]+(\.[a-z_]+)*")
 ArgumentsT = TypeVar("ArgumentsT", bound=ToolArguments)
 
@@ -59,16 +62,32 @@ def parse_arguments(
     return cls(**given)
 
 
-def run_tool(main: Callable[[Sequence[str]], int], *, usage: str) -> int:
-    """Run a tool on ``sys.argv`` and return its exit status; errors become one line on stderr."""
-    argv = sys.argv[1:]
-    if any(word in ("-h", "--help") for word in argv):
+def run_tool(
+    tool: Callable[[Sequence[str]], int], *, usage: str, argv: Sequence[str] | None = None
+) -> int:
+    """Run a tool and return its exit status; errors and warnings become one line each on stderr.
+
+    Args:
+        tool: Takes the words after the program's name.
+        usage: What ``--help`` shows.
+        argv: The words; those of this process when None.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if any(word in ("-h", "--help") for word in words):
         sys.stdout.write(f"usage: {usage}\n")
         return 0
-    try:
-        return main(argv)
-    except SpeedtronicError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_status
-    except KeyboardInterrupt:
-        return 130
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            return tool(words)
+        except (SpeedtronicError, OSError) as error:
+            if os.environ.get("HYDRA_FULL_ERROR") == "1":
+                raise
+            sys.stderr.write(f"error: {error}\n")
+            return error.exit_status if isinstance(error, SpeedtronicError) else 1
+        except KeyboardInterrupt:
+            return _INTERRUPTED
+
+
+def _show_warning(message: Warning | str, *_where: object, **_more: object) -> None:
+    sys.stderr.write(f"warning: {message}\n")
