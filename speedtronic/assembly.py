@@ -22,8 +22,8 @@ from speedtronic.core.stopping import StopFlag
 from speedtronic.data.loaded import LoadedData
 from speedtronic.metrics.logger import MetricLogger
 from speedtronic.ownership import RunOwner
-from speedtronic.precision import PrecisionPlan, resolve_device
-from speedtronic.resuming import restore, training_environment
+from speedtronic.precision import PrecisionPlan, plan_precision, resolve_device
+from speedtronic.resuming import restore, saved_precision, training_environment
 from speedtronic.run_folder.layout import RunFolder
 from speedtronic.sample import continue_held_out_text
 from speedtronic.trainer import Trainer
@@ -77,7 +77,7 @@ def assemble(
     with _collect_warnings(logger) as fallbacks:
         seed_everything(config.run.seed)
         live_device = resolve_device(config.run.device if device is None else device)
-        precision = resolve_precision(config.precision, live_device)
+        precision = choose_precision(config, manager, device=live_device, resume=resume)
         data = build_data(config, device=live_device)
         model = config.model.build(vocab_size=data.vocab_size).to(live_device)
         optimizer = config.optimizer.build(model=model, device=live_device)
@@ -126,6 +126,16 @@ def assemble(
         trainer=trainer,
         resumed_step=resumed_step,
     )
+
+
+def choose_precision(
+    config: SpeedtronicConfig, manager: CheckpointManager, *, device: torch.device, resume: bool
+) -> PrecisionPlan:
+    """Return the plan of the number format; a resumed ``auto`` means what it meant at the start."""
+    saved = saved_precision(manager) if resume and config.precision.mode == "auto" else None
+    if saved is not None:
+        return plan_precision(mode=saved, device=device)
+    return resolve_precision(config.precision, device)
 
 
 def build_data(config: SpeedtronicConfig, *, device: torch.device) -> LoadedData:

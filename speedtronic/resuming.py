@@ -8,11 +8,15 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from speedtronic.checkpoint.codec import decode
+from speedtronic.checkpoint.folder import read_manifest
 from speedtronic.checkpoint.manager import CheckpointManager
 from speedtronic.checkpoint.weights import check_model_state
 from speedtronic.config import SpeedtronicConfig
+from speedtronic.config.resume import changes_between, check_compatible
 from speedtronic.metrics.logger import MetricLogger
 from speedtronic.optim.hyperparameters import set_hyperparameters
+from speedtronic.precision import PRECISION_MODES
 from speedtronic.run_folder.environment import cpu_model, package_versions
 from speedtronic.schedule.build import reimpose_schedule
 from speedtronic.trainer import Trainer
@@ -31,6 +35,16 @@ def training_environment(*, device: torch.device) -> dict[str, Any]:
         "torch": versions.get("torch", torch.__version__),
         "speedtronic": versions.get("speedtronic", ""),
     }
+
+
+def saved_precision(manager: CheckpointManager) -> str | None:
+    """Return the number format the newest checkpoint was trained in, None without one."""
+    paths = manager.paths()
+    if not paths:
+        return None
+    precision = decode(read_manifest(paths[-1]).state.get("precision"), {})
+    mode = precision.get("mode") if isinstance(precision, Mapping) else None
+    return mode if mode in PRECISION_MODES else None
 
 
 def restore(
@@ -54,12 +68,17 @@ def restore(
         The step of the checkpoint, or None (and a warning) when there is none.
 
     Raises:
+        ConfigError: a setting changed under which this would be another run.
         IncompatibleCheckpointError: the checkpoint belongs to another model.
     """
     state = manager.load_latest()
     if state is None:
         logger.warning(f"resume: no checkpoint in {manager.directory}, starting from step 0")
         return None
+    saved = state.get("config")
+    if config.resume_strict and saved is not None:
+        changes = changes_between(saved, config.to_dict())
+        check_compatible(changes, run_dir=str(manager.directory.parent))
     check_model_state(trainer.model, state)
     trainer.resume(state)
     _apply_changes(trainer, state, config=config, logger=logger)

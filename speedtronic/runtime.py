@@ -18,8 +18,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from speedtronic.assembly import assemble
 from speedtronic.checkpoint.manager import CheckpointManager
 from speedtronic.config import SpeedtronicConfig, load_config
+from speedtronic.config.precision import resolve_precision
 from speedtronic.core.seeding import seed_everything
+from speedtronic.data.feed import infinite_batches
 from speedtronic.metrics.logger import MetricLogger
+from speedtronic.models.registry import register_model
+from speedtronic.optim.adamw import supports_fused_adamw
+from speedtronic.runs import load_run
 from speedtronic.session import run_command
 from speedtronic.trainer import Trainer, TrainResult
 
@@ -28,9 +33,14 @@ __all__ = [
     "build_optimizer",
     "build_runtime",
     "build_scheduler",
+    "infinite_batches",
+    "load_run",
+    "register_model",
+    "resolve_precision",
     "run",
     "run_command",
     "seed_everything",
+    "supports_fused_adamw",
     "train",
     "train_from_config",
 ]

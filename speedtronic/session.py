@@ -85,13 +85,14 @@ def run_command(  # noqa: PLR0913 - what the command line and Python each know o
             runtime.logger.info(note)
         for warning in warnings:
             runtime.logger.warning(warning)
-        return _train(runtime, argv=sys.argv if argv is None else argv, stop=stop)
+        return _train(runtime, argv=argv, stop=stop)
 
 
-def _train(runtime: Runtime, *, argv: Sequence[str], stop: StopFlag) -> SessionReport:
+def _train(runtime: Runtime, *, argv: Sequence[str] | None, stop: StopFlag) -> SessionReport:
     """Fit, and write down what came of it, however it ends."""
     folder, trainer = runtime.folder, runtime.trainer
-    begin_segment(folder, argv=argv, facts=describe_run(runtime), step=trainer.step)
+    is_command = argv is not None
+    begin_segment(folder, argv=argv or sys.argv, facts=describe_run(runtime), step=trainer.step)
     started = time.perf_counter()
     try:
         write_json(folder.config_json, runtime.config.to_dict(redact_secrets=True))
@@ -113,7 +114,8 @@ def _train(runtime: Runtime, *, argv: Sequence[str], stop: StopFlag) -> SessionR
             # Only an evaluation was made up for: the last update is an earlier start's.
             record = replace(record, final_loss=earlier["final_loss"])
         write_result(folder, record)
-    conclude(runtime, record)
+    # A run of a Python program goes on through the command line too, not through that program.
+    conclude(runtime, record, program=None if is_command else "speedtronic")
     return SessionReport(
         result=record,
         train_result=result,
@@ -193,7 +195,7 @@ def announce(runtime: Runtime) -> None:
     )
 
 
-def conclude(runtime: Runtime, record: ResultRecord) -> None:
+def conclude(runtime: Runtime, record: ResultRecord, *, program: str | None) -> None:
     """Draw the curves and print the closing summary with a sample of what the model writes."""
     folder, config = runtime.folder, runtime.config
     if config.logging.plots and folder.metrics.exists():
@@ -211,7 +213,10 @@ def conclude(runtime: Runtime, record: ResultRecord) -> None:
         record,
         folder=folder,
         resume=resume_command(
-            folder.path, allow_targets=config.extras.allow_targets, overrides=further
+            folder.path,
+            program=program,
+            allow_targets=config.extras.allow_targets,
+            overrides=further,
         ),
         sample=None if sample is None else sample(),
         console=runtime.logger.console,

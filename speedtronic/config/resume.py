@@ -188,6 +188,12 @@ def merge_resumed(saved: Tree, *, before: Tree, after: Tree, asked: Sequence[str
     return MergedConfig(config=merged, changes=tuple(changes), drift=tuple(kept))
 
 
+def changes_between(saved: Tree, present: Tree) -> tuple[Change, ...]:
+    """Return the settings that differ between two resolved configurations."""
+    before, after = flatten(_without_shorthands(saved)), flatten(_without_shorthands(present))
+    return tuple(_compare(before, after, paths={**before, **after}))
+
+
 def check_compatible(changes: Sequence[Change], *, run_dir: str) -> None:
     """Refuse changes under which a checkpoint would not mean the same any more.
 

@@ -303,9 +303,42 @@ def test_changed_hyperparameters_apply_on_resume_and_are_logged() -> None:
 
 def test_a_checkpoint_of_another_width_is_refused_naming_its_tensors() -> None:
     speedtronic.train_from_config(settings())
+    other = settings(model={"d_model": 32}, resume_strict=False)
     with pytest.raises(IncompatibleCheckpointError) as caught:
-        speedtronic.build_runtime(settings(model={"d_model": 32}), resume=True)
+        speedtronic.build_runtime(other, resume=True)
     assert "embedding.weight has shape (256, 16), the model's has (256, 32)" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"run": {"seed": 5}}, "run.seed: 1234 -> 5"),
+        ({"data": {"micro_batch_size": 4}}, "data.micro_batch_size: 2 -> 4"),
+        ({"optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1}}, "optimizer._target_: "),
+    ],
+)
+def test_what_would_be_another_run_is_not_resumed(changed: dict[str, Any], named: str) -> None:
+    speedtronic.train_from_config(settings())
+    before = Path("R/result.json").read_bytes()
+
+    with pytest.raises(ConfigError, match="resume cannot change ") as caught:
+        speedtronic.train_from_config(settings(**changed), resume=True, max_steps=20)
+
+    assert named in str(caught.value)
+    assert Path("R/result.json").read_bytes() == before
+
+
+def test_an_automatic_precision_means_on_resume_what_it_meant_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("speedtronic.precision.has_fast_bf16_cpu", lambda: True)
+    speedtronic.train_from_config(settings(precision="auto"), max_steps=4)
+    monkeypatch.setattr("speedtronic.precision.has_fast_bf16_cpu", lambda: False)
+
+    speedtronic.train_from_config(settings(precision="auto"), resume=True)
+
+    assert json.loads(Path("R/run.json").read_text())["facts"]["precision"] == "bf16"
+    assert json.loads(Path("R/result.json").read_text())["exact"] is True
 
 
 def test_another_machine_goes_on_with_a_warning_and_is_not_called_exact(
