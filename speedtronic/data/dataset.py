@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import random
-import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, Unpack, cast
 
 import numpy as np
@@ -17,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from speedtronic.core.errors import DataError
-from speedtronic.core.stopping import HANDLED_SIGNALS, StopFlag
+from speedtronic.core.stopping import StopFlag
 from speedtronic.core.types import StatefulLoader
 from speedtronic.data.assemble import Loading, LoadingOptions
 from speedtronic.data.endless import EndlessLoader, GroupSource
@@ -28,8 +25,8 @@ from speedtronic.data.permutation import mix_key
 from speedtronic.data.pinning import resolve_pin_memory
 from speedtronic.data.prefetch import Prefetcher
 from speedtronic.data.splitting import tail_start
+from speedtronic.data.workers import end_workers, ignore_stop_signals, start_iterator
 
-JOIN_WITHIN_S = 5.0  # A worker stuck in user code longer than this is killed.
 _NUMPY_SEEDS = 2**32
 _TRAINING_DRAWS, _EVALUATION_DRAWS = 1, 2  # Keep the draws of samples in the two splits apart.
 
@@ -144,7 +141,7 @@ class DatasetLoader(EndlessLoader):
             prefetch_factor=max(1, self._prefetch_factor),
             pin_memory=self._pin_memory,
             collate_fn=_unchanged,
-            worker_init_fn=_ignore_stop_signals,
+            worker_init_fn=ignore_stop_signals,
             # Its own generator: starting workers must not draw from the training RNG.
             generator=torch.Generator().manual_seed(0),
         )
@@ -247,9 +244,9 @@ class _InWorkers:
     """Receives microbatches from worker processes in a thread, so that waiting can be given up."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        before = set(multiprocessing.active_children())
-        self._receiver = _Receiver(loader)
-        self._workers: set[BaseProcess] = set(multiprocessing.active_children()) - before
+        started = start_iterator(loader)
+        self._receiver = _Receiver(started.iterator)
+        self._workers = started.workers
         self._prefetcher = Prefetcher(self._receiver.receive, depth=1)
 
     def get(self, stop: StopFlag | None = None) -> Sequence[Any]:
@@ -260,18 +257,14 @@ class _InWorkers:
         """End the thread and the workers, by force when one is stuck."""
         self._prefetcher.close()
         self._receiver.let_go()
-        for worker in self._workers:
-            worker.join(JOIN_WITHIN_S)
-            if worker.is_alive():
-                worker.kill()
-                worker.join(JOIN_WITHIN_S)
+        end_workers(self._workers)
 
 
 class _Receiver:
     """Holds torch's iterator, whose workers end when the last reference to it goes."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._iterator: Iterator[Any] | None = iter(loader)
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator: Iterator[Any] | None = iterator
 
     def receive(self) -> list[Any]:
         """Return the next microbatch."""
@@ -298,12 +291,6 @@ class _CountFrom:
 
 def _unchanged(batch: Any) -> Any:
     return batch
-
-
-def _ignore_stop_signals(_worker: int) -> None:
-    """Leave stopping to the parent, which needs the batches of the step it is finishing."""
-    for number in HANDLED_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
@@ -364,6 +351,7 @@ def _batch_iterable(dataset: IterableDataset[Any], options: Loading) -> DataLoad
         prefetch_factor=options.prefetch_factor if options.num_workers else None,
         pin_memory=resolve_pin_memory(wanted=options.pin_memory),
         drop_last=options.drop_last,
+        worker_init_fn=ignore_stop_signals,
     )
 
 

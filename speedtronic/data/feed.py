@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from typing import Any, cast, final
 
 import torch
@@ -22,6 +23,7 @@ from speedtronic.core.seeding import preserve_rng, rng_state, set_rng_state
 from speedtronic.core.stopping import StopFlag
 from speedtronic.core.types import StatefulLoader
 from speedtronic.data.endless import EndlessLoader
+from speedtronic.data.workers import end_workers, start_iterator
 
 Position = Mapping[str, Any]
 
@@ -199,7 +201,7 @@ class _StatefulSource(_Source):
     def _start(self) -> Iterator[Any]:
         if isinstance(self._loader, EndlessLoader):
             return self._loader.batches(stop=self._stop)
-        return iter(self._loader)
+        return start_iterator(self._loader).iterator
 
 
 @dataclass(frozen=True)
@@ -224,6 +226,7 @@ class _ReplayedSource(_Source):
         self._loader = loader
         self._log = log
         self._iterator: Iterator[Any] | None = None
+        self._workers: frozenset[BaseProcess] = frozenset()
         self._start: _EpochStart | None = None
         self._consumed = 0
 
@@ -271,6 +274,8 @@ class _ReplayedSource(_Source):
         # iterator, since replaying costs the user's time and a generator cannot be replayed.
         if getattr(self._loader, "num_workers", 0):
             self._iterator = None
+            if not getattr(self._loader, "persistent_workers", False):
+                end_workers(self._workers)
 
     def _is_exhaustible(self) -> bool:
         return isinstance(self._loader, Iterator)
@@ -291,7 +296,7 @@ class _ReplayedSource(_Source):
                 _own_generators(self._loader), start.generators, strict=False
             ):
                 generator.set_state(state.cpu())
-            self._iterator = iter(self._loader)
+            self._open()
             for number in range(self._consumed):
                 self._drop(number)
 
@@ -314,7 +319,11 @@ class _ReplayedSource(_Source):
             generators=[generator.get_state() for generator in _own_generators(self._loader)],
         )
         self._consumed = 0
-        self._iterator = iter(self._loader)
+        self._open()
+
+    def _open(self) -> None:
+        started = start_iterator(self._loader)
+        self._iterator, self._workers = started.iterator, started.workers
 
     def _draw_from_next_epoch(self) -> Any:
         epoch = 0 if self._start is None else self._start.epoch

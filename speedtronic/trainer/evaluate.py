@@ -28,6 +28,7 @@ from speedtronic.core.loss import (
 )
 from speedtronic.core.seeding import preserve_rng
 from speedtronic.core.stopping import StopFlag
+from speedtronic.data.workers import start_iterator
 from speedtronic.precision import PrecisionPlan
 from speedtronic.trainer.features import unwrap
 
@@ -123,7 +124,7 @@ class Evaluator:
         """Add up all batches on the device and read the sums once."""
         sums = torch.zeros(6, dtype=self._dtype, device=self._device)
         num_batches, all_have_logits = 0, True
-        batches = iter(self._batches)
+        batches = start_iterator(self._batches).iterator
         try:
             for batch in islice(batches, self._max_batches):
                 self._stop.raise_if_requested()

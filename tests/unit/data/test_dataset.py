@@ -176,7 +176,7 @@ def test_workers_ignore_the_signals_that_stop_their_parent():
 
 
 def test_a_stop_ends_waiting_for_a_stuck_worker_which_is_killed(monkeypatch):
-    monkeypatch.setattr("speedtronic.data.dataset.JOIN_WITHIN_S", 0.2)
+    monkeypatch.setattr("speedtronic.data.workers.JOIN_WITHIN_S", 0.2)
     monkeypatch.setattr("speedtronic.data.prefetch.JOIN_WITHIN_S", 0.2)
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)
     before = set(multiprocessing.active_children())
