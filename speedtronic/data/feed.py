@@ -69,8 +69,11 @@ class BatchFeed:
     ) -> None:
         self._source = _open_source(loader, stop=stop, log=log or _log.warning)
         self._committed = self._source.position()
-        self._handed_out: list[tuple[Any, Position]] = []
-        self._again: deque[tuple[Any, Position]] = deque()
+        # Positions are kept for sources that cannot rewind; asking another for its own costs time,
+        # and it is needed at a commit only.
+        self._handed_out: list[tuple[Any, Position | None]] = []
+        self._again: deque[tuple[Any, Position | None]] = deque()
+        self._must_rewind = False
 
     def next(self) -> Any:
         """Return the next microbatch.
@@ -79,23 +82,28 @@ class BatchFeed:
             StopRequestedError: a stop was requested while waiting for it.
             DataError: the loader is empty or cannot start again.
         """
+        if self._must_rewind:
+            self._rewind()
         if self._again:
             item = self._again.popleft()
         else:
             batch = self._source.draw()
-            item = (batch, self._source.position())
+            item = (batch, None if self._source.rewinds else self._source.position())
         self._handed_out.append(item)
         return item[0]
 
     def commit(self) -> None:
         """Mark everything handed out as used."""
         if self._handed_out:
-            self._committed = self._handed_out[-1][1]
+            self._committed = self._handed_out[-1][1] or self._source.position()
             self._handed_out.clear()
 
     def rollback(self) -> None:
         """Take back everything handed out since the last commit, to hand it out again first."""
-        self._again.extendleft(reversed(self._handed_out))
+        if self._source.rewinds:
+            self._must_rewind = self._must_rewind or bool(self._handed_out)
+        else:
+            self._again.extendleft(reversed(self._handed_out))
         self._handed_out.clear()
 
     def state_dict(self) -> dict[str, Any]:
@@ -111,6 +119,7 @@ class BatchFeed:
         """
         self._source.restore(copy.deepcopy(state))
         self._committed = self._source.position()
+        self._must_rewind = False
         self._handed_out.clear()
         self._again.clear()
 
@@ -119,8 +128,11 @@ class BatchFeed:
         self.rollback()
         self._source.release()
         if self._source.rewinds:
-            self._source.restore(dict(self._committed))
-            self._again.clear()
+            self._rewind()
+
+    def _rewind(self) -> None:
+        self._source.restore(copy.deepcopy(self._committed))
+        self._must_rewind = False
 
 
 class _Source(ABC):
@@ -185,7 +197,8 @@ class _StatefulSource(_Source):
             raise DataError(_describe_empty(self._loader)) from None
 
     def position(self) -> Position:
-        return {"kind": self._KIND, "loader": self._loader.state_dict()}
+        # A loader may return the very dict it goes on counting in.
+        return {"kind": self._KIND, "loader": copy.deepcopy(self._loader.state_dict())}
 
     def restore(self, position: Position) -> None:
         _check_kind(position, kind=self._KIND)

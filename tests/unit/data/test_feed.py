@@ -68,6 +68,30 @@ class _StatefulList:
         self.position = state["position"]
 
 
+class _LiveState(_StatefulList):
+    """Returns and takes over the dict it counts in."""
+
+    def __init__(self, batches):
+        self.live = {"position": 0}
+        self.num_asked = 0
+        super().__init__(batches)
+
+    @property
+    def position(self):
+        return self.live["position"]
+
+    @position.setter
+    def position(self, value):
+        self.live["position"] = value
+
+    def state_dict(self):
+        self.num_asked += 1
+        return self.live
+
+    def load_state_dict(self, state):
+        self.live = state
+
+
 class TestInfiniteBatches:
     def test_a_list_is_repeated(self):
         batches = infinite_batches([1, 2, 3])
@@ -192,6 +216,32 @@ class TestCommitAndRollback:
         feed.next()
         feed.commit()
         assert state == {"kind": "stateful", "loader": {"position": 1}}
+
+    def test_a_state_that_its_loader_goes_on_changing_is_kept_as_it_was(self):
+        feed = BatchFeed(_LiveState([1, 2, 3, 4]))
+        assert _take(feed, 2) == [1, 2]
+        assert feed.next() == 3
+        assert feed.state_dict()["loader"] == {"position": 2}
+        feed.rollback()
+        assert _take(feed, 1) == [3]
+        assert feed.state_dict()["loader"] == {"position": 3}
+
+    def test_a_loader_that_keeps_the_state_it_was_given_does_not_change_the_committed_one(self):
+        feed = BatchFeed(_LiveState([1, 2, 3, 4]))
+        _take(feed, 1)
+        for _ in range(2):
+            assert feed.next() == 2
+            feed.close()
+        assert feed.state_dict()["loader"] == {"position": 1}
+
+    def test_a_stateful_loader_is_asked_for_its_position_once_a_commit(self):
+        loader = _LiveState(list(range(9)))
+        feed = BatchFeed(loader)
+        loader.num_asked = 0
+        for _ in range(2):
+            assert [feed.next() for _ in range(4)]
+            feed.commit()
+        assert loader.num_asked == 2
 
 
 class TestClosing:
