@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
-from speedtronic.config.targets import import_target
+from speedtronic.config.targets import check_target, import_target
 from speedtronic.core.errors import ConfigError
 from speedtronic.core.settings import Settings, unknown_key
 
@@ -21,17 +21,32 @@ _CONTROL_KEYS = ("_target_", _POSITIONAL, _PARTIAL)
 class Factory(Settings):
     """A class or function of the user's with its arguments, nested ``_target_`` included.
 
-    ``load_config`` checks the names; nothing is called before ``call``.
+    ``load_config`` checks the names, and they are checked again when they are called; nothing is
+    called before ``call``. One made in Python is code like any other: its names are not checked.
     """
 
     target: str
     """Dotted name of the class or function."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments; ``_args_`` are positional ones."""
+    _allow: tuple[str, ...] | None = PrivateAttr(default=None)
+    """What names may be called beyond the usual ones; None: made in Python."""
+
+    @classmethod
+    def from_call(cls, call: Mapping[str, Any], *, allow: Sequence[str]) -> Factory:
+        """Make one from a mapping with a ``_target_``, whose names must hold whenever called."""
+        arguments = {str(name): value for name, value in call.items() if name != "_target_"}
+        factory = cls(target=call["_target_"], arguments=arguments)
+        factory._allow = tuple(allow)
+        return factory
 
     def resolve(self) -> Any:
-        """Import the class or function."""
-        return import_target(self.target, key="_target_")
+        """Import the class or function.
+
+        Raises:
+            ConfigError: it may not be called.
+        """
+        return _find(self.target, key="_target_", allow=self._allow)
 
     def names(self, parameter: str) -> bool:
         """Return whether the signature has a parameter of this name."""
@@ -47,7 +62,7 @@ class Factory(Settings):
     def build_arguments(self, *, section: str) -> dict[str, Any]:
         """Return the keyword arguments with nested targets built."""
         return {
-            name: build_nested(value, key=f"{section}.{name}")
+            name: build_nested(value, key=f"{section}.{name}", allow=self._allow)
             for name, value in self.arguments.items()
         }
 
@@ -66,19 +81,36 @@ class Factory(Settings):
         return call_checked(self.resolve(), arguments, section=section, offered=offered)
 
 
-def build_nested(value: Any, *, key: str) -> Any:
-    """Return a value with every ``_target_`` inside it built, innermost first."""
+def build_nested(value: Any, *, key: str, allow: Sequence[str] | None) -> Any:
+    """Return a value with every ``_target_`` inside it built, innermost first.
+
+    Args:
+        value: Plain containers.
+        key: Where the value stands, for messages.
+        allow: What may be called beyond the usual names; None: anything.
+    """
     if isinstance(value, Mapping):
-        built = {name: build_nested(item, key=f"{key}.{name}") for name, item in value.items()}
+        built = {
+            name: build_nested(item, key=f"{key}.{name}", allow=allow)
+            for name, item in value.items()
+        }
         if "_target_" not in value:
             return built
-        target = import_target(built.pop("_target_"), key=f"{key}._target_")
+        target = _find(built.pop("_target_"), key=f"{key}._target_", allow=allow)
         if built.pop(_PARTIAL, False):
             return functools.partial(target, *built.pop(_POSITIONAL, ()), **built)
         return call_checked(target, built, section=key, offered={})
     if isinstance(value, list | tuple):
-        return type(value)(build_nested(item, key=f"{key}[{at}]") for at, item in enumerate(value))
+        return type(value)(
+            build_nested(item, key=f"{key}[{at}]", allow=allow) for at, item in enumerate(value)
+        )
     return value
+
+
+def _find(target: str, *, key: str, allow: Sequence[str] | None) -> Any:
+    if allow is None:
+        return import_target(target, key=key)
+    return check_target(target, key=key, allow=allow)
 
 
 def call_checked(

@@ -349,8 +349,7 @@ def _build_hook(hook: Any, *, at: int, allow: Sequence[str]) -> Factory:
 
 def _build_factory(call: Mapping[str, Any], *, key: str, allow: Sequence[str]) -> Factory:
     _check_calls(call, key=key, allow=allow)
-    arguments = {str(name): value for name, value in call.items() if name != "_target_"}
-    return Factory(target=call["_target_"], arguments=arguments)
+    return Factory.from_call(call, allow=allow)
 
 
 def _check_calls(value: Any, *, key: str, allow: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,11 @@ def make_net(width):
 
 partial = functools.partial(Net, 3)
 number = 5
+
+class Caller:
+    def __call__(self): ...
+
+instance = Caller()
 """
 
 
@@ -73,9 +79,10 @@ def refusal(target: Any, *, allow: tuple[str, ...] = ()) -> str:
         "speedtronic.models.gpt.GPT",
         "probe_package.Net",
         "probe_package.net.Net",
-        "probe_package.net.Net.wide",
         "probe_package.net.make_net",
         "probe_package.net.Linear",
+        "speedtronic.optim.adamw.build_adamw",
+        "speedtronic.metrics.wandb.WandbHook",
     ],
 )
 def test_these_may_be_called(target: str) -> None:
@@ -93,9 +100,8 @@ def test_these_may_be_called(target: str) -> None:
         "builtins.eval",
         "subprocess.run",
         "importlib.import_module",
-        "speedtronic.core.files.os.system",
-        "speedtronic.config.load.os.system",
-        "speedtronic.config.load.Path",
+        "speedtronic.data.cache.os.system",
+        "speedtronic.data.corpus.Path",
         "probe_package.net.os.system",
         "probe_package.net.logging.Logger",
         "probe_package.net.functools.partial",
@@ -141,9 +147,186 @@ def test_an_allowed_package_opens_itself_and_not_what_it_imports() -> None:
 
 
 def test_functions_of_speedtronic_that_build_nothing_are_refused() -> None:
-    message = refusal("speedtronic.core.files.write_atomic")
+    message = refusal("speedtronic.data.cache.cache_folder")
     assert "is a function of speedtronic that builds nothing" in message
-    assert check_target("speedtronic.optim.adamw.build_adamw", key="x", allow=())
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "speedtronic.config.Factory",
+        "speedtronic.config.LoggingSettings",
+        "speedtronic.config.logging.LoggingSettings.build_hooks",
+        "speedtronic.core.files.write_atomic",
+        "speedtronic.core.files.os.system",
+        "speedtronic.run_folder.claim.FolderClaim",
+        "speedtronic.checkpoint.manager.CheckpointManager",
+        "speedtronic.runtime.build_runtime",
+        "speedtronic.build_model",
+        "speedtronic.cli.Job",
+    ],
+)
+def test_what_is_no_component_of_speedtronic_is_never_called(target: str) -> None:
+    for allow in ((), (target, "speedtronic")):
+        assert "is no component of speedtronic; not even extras" in refusal(target, allow=allow)
+
+
+def test_a_component_room_does_not_lead_to_another_room() -> None:
+    assert "belongs to speedtronic.core." in refusal("speedtronic.models.registry.ConfigError")
+
+
+@pytest.mark.parametrize("target", ["torch.nn.init.zeros_", "torch.nn.functional.relu"])
+def test_of_torch_only_classes_are_called(target: str) -> None:
+    assert "may not be called" in refusal(target)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "probe_package.net.Net.wide",
+        "torch.nn.Module.apply",
+        "speedtronic.models.gpt.GPT.build_nothing",
+        "probe_package.net.instance",
+    ],
+)
+def test_only_names_of_modules_are_called(target: str) -> None:
+    if target.endswith("build_nothing"):
+        assert "has no 'build_nothing'" in refusal(target)
+    else:
+        assert "is no class or function of a module" in refusal(target)
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        {"_target_": "speedtronic.config.Factory", "target": "os.system", "arguments": {}},
+        {"target": "os.system", "arguments": {"command": "touch HIT"}},
+    ],
+)
+def test_settings_cannot_be_built_inside_a_model(hook: dict[str, Any], tmp_path: Path) -> None:
+    logging = {"_target_": "speedtronic.config.logging.LoggingSettings", "hooks": [hook]}
+    build = {"_target_": "speedtronic.config.logging.LoggingSettings.build_hooks", "folder": None}
+    stranger = {
+        "model": {
+            "_target_": "torch.nn.Sequential",
+            "_args_": [{**build, "_args_": [logging]}],
+        }
+    }
+    with pytest.raises(ConfigError, match=r"is no component of speedtronic"):
+        load_config(stranger, allow_targets=())
+    assert not (tmp_path / "HIT").exists()
+
+
+def test_names_are_checked_again_when_they_are_called(tmp_path: Path) -> None:
+    """What a name means may have changed since the configuration was loaded."""
+    nested = {"_target_": "probe_package.net.make_net", "width": 1}
+    model = {"_target_": "torch.nn.Sequential", "_args_": [nested]}
+    config = load_config({"model": model})
+    first = load_config({"model": {"_target_": "probe_package.net.make_net", "width": 1}})
+    net = sys.modules["probe_package.net"]
+    net.make_net = net.os.system  # type: ignore[attr-defined]
+    for built in (config, first):
+        with pytest.raises(ConfigError, match="may not be called"):
+            built.model.build(vocab_size=None)
+
+
+def test_another_folder_closes_a_loaded_factory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config({"model": {"_target_": "probe_package.Net", "width": 1}})
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    with pytest.raises(ConfigError, match="may not be called"):
+        config.model.build(vocab_size=3)
+
+
+class TestInstalledPackages:
+    """What an environment inside the working directory holds is not the user's."""
+
+    @pytest.fixture
+    def install(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+        def install(folder: str, *, name: str = "probe_installed") -> Path:
+            package = tmp_path / folder / name
+            package.mkdir(parents=True)
+            (package / "__init__.py").write_text("class Net: ...\n")
+            monkeypatch.syspath_prepend(str(package.parent))
+            return package
+
+        yield install
+        for name in [name for name in sys.modules if name.startswith("probe_")]:
+            del sys.modules[name]
+
+    @pytest.mark.parametrize("imported_before", [False, True])
+    @pytest.mark.parametrize(
+        "folder", [".venv/lib/python3.12/site-packages", "lib/dist-packages", "env/code"]
+    )
+    def test_they_are_refused_imported_or_not(
+        self, install: Any, tmp_path: Path, folder: str, imported_before: bool
+    ) -> None:
+        install(folder)
+        if folder == "env/code":
+            (tmp_path / "env" / "pyvenv.cfg").write_text("")
+        if imported_before:
+            importlib.import_module("probe_installed")
+        assert "may not be called" in refusal("probe_installed.Net")
+        assert ("probe_installed" in sys.modules) == imported_before
+
+    def test_an_environment_is_no_namespace_package(self, install: Any, tmp_path: Path) -> None:
+        install("probe_env/lib")
+        (tmp_path / "probe_env" / "pyvenv.cfg").write_text("")
+        assert "may not be called" in refusal("probe_env.lib.probe_installed.Net")
+        assert "probe_env.lib.probe_installed" not in sys.modules
+
+    def test_the_running_environment_is_refused_without_its_marks(
+        self, install: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        install("prefix/code")
+        assert check_target("probe_installed.Net", key="x", allow=())
+        monkeypatch.setattr(sys, "base_prefix", str(tmp_path / "prefix"))
+        assert "may not be called" in refusal("probe_installed.Net")
+
+    def test_a_project_below_the_prefix_is_still_the_users(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "base_prefix", str(tmp_path.parent))
+        assert check_target("probe_package.Net", key="x", allow=())
+
+    def test_an_editable_install_below_here_is_the_users(self, install: Any) -> None:
+        install("src")
+        assert check_target("probe_installed.Net", key="x", allow=()).__name__ == "Net"
+
+    def test_a_folder_here_does_not_open_the_package_python_would_import(
+        self, install: Any, tmp_path: Path
+    ) -> None:
+        install(".venv/site-packages")
+        (tmp_path / "probe_installed").mkdir()  # without __init__.py the installed one goes first
+        assert "may not be called" in refusal("probe_installed.Net")
+        (tmp_path / "probe_installed" / "__init__.py").write_text("class Net: ...\n")
+        assert check_target("probe_installed.Net", key="x", allow=())
+
+    def test_an_import_from_elsewhere_is_what_python_would_give(
+        self, install: Any, tmp_path: Path
+    ) -> None:
+        install(".venv/site-packages")
+        importlib.import_module("probe_installed")
+        (tmp_path / "probe_installed").mkdir()
+        (tmp_path / "probe_installed" / "__init__.py").write_text("class Net: ...\n")
+        assert "may not be called" in refusal("probe_installed.Net")
+
+    def test_an_allowed_name_below_them_is_imported(self, install: Any) -> None:
+        package = install(".venv/site-packages")
+        (package / "deep.py").write_text("class Net: ...\n")
+        name = "probe_installed.deep.Net"
+        assert check_target(name, key="x", allow=(name,)).__name__ == "Net"
+
+
+def test_code_in_a_run_folder_is_not_imported(tmp_path: Path) -> None:
+    run = tmp_path / "probe_outputs" / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.json").write_text("{}")
+    (run / "evil.py").write_text("class Net: ...\n")
+    assert "may not be called" in refusal("probe_outputs.run.evil.Net")
+    assert "probe_outputs.run.evil" not in sys.modules
 
 
 @pytest.mark.parametrize(
