@@ -41,7 +41,7 @@ class EvaluationReport:
     """The measures of one evaluation; None where the model or the tokenizer does not allow them."""
 
     loss: float
-    """Mean loss of a label in nats, or of a sample where the model returns no logits."""
+    """Mean loss of a label in nats, or of a sample where a batch got no logits for its labels."""
     perplexity: float | None
     """Exponential of the mean cross-entropy of a label."""
     bits_per_byte: float | None
@@ -113,7 +113,9 @@ class Evaluator:
         with preserve_rng(), _eval_mode(self._model), torch.no_grad():
             torch.manual_seed(_SHUFFLE_SEED)
             totals = self._totals()
-            sample = self._sample_text() if self._sample_text else None
+            # Broken weights cannot be sampled from, and the loop is about to say that they are.
+            is_sane = math.isfinite(totals.mean_loss)
+            sample = self._sample_text() if self._sample_text and is_sane else None
         return totals.report(
             seconds=time.perf_counter() - started,
             sample=sample,
@@ -122,7 +124,7 @@ class Evaluator:
 
     def _totals(self) -> _Totals:
         """Add up all batches on the device and read the sums once."""
-        sums = torch.zeros(6, dtype=self._dtype, device=self._device)
+        sums = torch.zeros(7, dtype=self._dtype, device=self._device)
         num_batches, all_have_logits = 0, True
         batches = start_iterator(self._batches).iterator
         try:
@@ -153,16 +155,17 @@ class Evaluator:
         aligned = logits_and_labels(output, batch)
         zero = loss.new_zeros(())
         if aligned is None:
-            return [loss * samples, zero + samples, zero, zero, zero, zero], False
+            return [loss * samples, zero + samples, zero, zero, zero, zero, zero], False
         counts = aligned.labels != IGNORED_LABEL
         num_labels = counts.sum()
-        weighed = torch.where(num_labels > 0, loss * num_labels, zero)
+        has_labels = num_labels > 0  # without any, the loss of a user's model may be NaN
         cross_entropy, correct = _score(aligned, counts)
         return [
-            weighed,
+            torch.where(has_labels, loss * samples, zero),
+            torch.where(has_labels, zero + samples, zero),
+            torch.where(has_labels, loss * num_labels, zero),
             num_labels,
             cross_entropy,
-            num_labels,
             correct,
             self._count_bytes(aligned, counts),
         ], True
@@ -177,22 +180,33 @@ class Evaluator:
 
 @dataclass(frozen=True)
 class _Totals:
-    """Sums over all batches of one evaluation."""
+    """Sums over all batches of one evaluation.
+
+    The loss is summed with both weights: which one counts shows only after the last batch, since
+    one mean must not mix labels and samples.
+    """
 
     all_have_logits: bool
-    loss: float
-    weight: float
-    cross_entropy: float
+    loss_of_samples: float
+    num_samples: float
+    loss_of_labels: float
     num_labels: float
+    cross_entropy: float
     num_correct: float
     num_bytes: float
 
+    @property
+    def mean_loss(self) -> float:
+        """Mean over labels, or over samples where a batch had no logits to count labels by."""
+        if self.all_have_logits:
+            return self.loss_of_labels / self.num_labels if self.num_labels else math.nan
+        return self.loss_of_samples / self.num_samples if self.num_samples else math.nan
+
     def report(self, *, seconds: float, sample: str | None, has_bytes: bool) -> EvaluationReport:
         """Turn the sums into means."""
-        loss = self.loss / self.weight if self.weight else math.nan
         if not (self.all_have_logits and self.num_labels):
             return EvaluationReport(
-                loss=loss,
+                loss=self.mean_loss,
                 perplexity=None,
                 bits_per_byte=None,
                 accuracy=None,
@@ -201,7 +215,7 @@ class _Totals:
             )
         bits = self.cross_entropy / math.log(2)
         return EvaluationReport(
-            loss=loss,
+            loss=self.mean_loss,
             perplexity=_exp(self.cross_entropy / self.num_labels),
             bits_per_byte=bits / self.num_bytes if has_bytes and self.num_bytes else None,
             accuracy=self.num_correct / self.num_labels,

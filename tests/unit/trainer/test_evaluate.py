@@ -112,6 +112,37 @@ def test_a_batch_without_labels_that_count_weighs_nothing() -> None:
     assert report.loss == pytest.approx(expected_measures(model)[0], rel=1e-6)
 
 
+class LossesWithLogitsAt(nn.Module):
+    """Losses 1, 2, 3 of its three batches; logits come with those of the given numbers only."""
+
+    def __init__(self, *with_logits) -> None:
+        super().__init__()
+        self.with_logits = with_logits
+        self.number = 0
+
+    def forward(self, input_ids, labels):
+        self.number += 1
+        output = {"loss": torch.tensor(float(self.number))}
+        if self.number in self.with_logits:
+            output["logits"] = torch.zeros(*labels.shape, 5)
+        return output
+
+
+@pytest.mark.parametrize(
+    ("with_logits", "expected"),
+    [
+        ((1, 2, 3), (1 * 5 + 2 * 2 + 3 * 2) / 9),  # by labels
+        ((), (1 * 2 + 2 * 1 + 3 * 1) / 4),  # by samples
+        ((1,), (1 * 2 + 2 * 1 + 3 * 1) / 4),
+        ((2, 3), (1 * 2 + 2 * 1 + 3 * 1) / 4),
+    ],
+)
+def test_one_mean_never_mixes_the_weights_of_samples_and_labels(with_logits, expected) -> None:
+    first, second = language_batches()
+    model = LossesWithLogitsAt(*with_logits)
+    assert make_evaluator(model, [first, second, second]).run().loss == pytest.approx(expected)
+
+
 def test_a_huge_loss_has_infinite_perplexity() -> None:
     model = Bigram()
     nn.init.zeros_(model.table.weight)
@@ -257,6 +288,17 @@ def test_the_sample_is_part_of_the_event() -> None:
     recorder = Recorder()
     scripted_trainer([1.0], recorder=recorder, sample_text=lambda: "def f(x):").fit(1)
     assert recorder.of("eval")[0]["sample"] == "def f(x):"
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_no_text_is_sampled_from_a_model_whose_loss_is_not_finite(loss) -> None:
+    recorder = Recorder()
+
+    def sample_text() -> str:
+        return str(torch.multinomial(torch.full((3,), loss), 1))  # raises, as sampling does
+
+    scripted_trainer([loss], recorder=recorder, sample_text=sample_text).fit(1)
+    assert "sample" not in recorder.of("eval")[0]
 
 
 def test_best_and_last_values_are_in_the_outcome() -> None:
