@@ -9,18 +9,21 @@ meets inside a section, or partly, or with another name: here such a key is an u
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from speedtronic.config import groups
 from speedtronic.config.factory import Factory, check_arguments, named_parameters
 from speedtronic.config.groups import GROUPS, Group
 from speedtronic.config.model import RegisteredModelSettings
+from speedtronic.config.overrides import SHORTHANDS as SHORTHANDS  # noqa: PLC0414 - re-exported
 from speedtronic.config.run import RunSettings
 from speedtronic.config.schema import SpeedtronicConfig
 from speedtronic.config.targets import check_target
@@ -28,7 +31,6 @@ from speedtronic.core.errors import ConfigError, nearest
 from speedtronic.core.files import write_atomic
 from speedtronic.core.settings import Settings, show_value, unknown_key
 
-SHORTHANDS = ("name", "seed", "device", "max_steps", "output_dir")
 _COMPOSITION_GROUPS = ("experiment", "debug", "sweep", "local")  # leave no key behind
 _HOOKS = {
     "wandb": "speedtronic.metrics.wandb.WandbHook",
@@ -40,7 +42,11 @@ FIRST_GIVEN = "speedtronic.first_given"
 
 def register_resolvers() -> None:
     """Teach OmegaConf the resolver that ``conf/config.yaml`` uses; importing this module does."""
-    OmegaConf.register_new_resolver(FIRST_GIVEN, _first_given, replace=True)
+    # OmegaConf 2.4 warns about the name that 2.3 wants; 2.3 has another function of the new name.
+    register: Callable[..., None] = OmegaConf.register_resolver
+    if "replace" not in inspect.signature(register).parameters:
+        register = OmegaConf.register_new_resolver
+    register(FIRST_GIVEN, _first_given, replace=True)
 
 
 def _first_given(*values: Any) -> Any:
@@ -58,14 +64,15 @@ def load_config(source: Any, *, allow_targets: Sequence[str] | None = None) -> S
             configuration, which is returned as it is.
         allow_targets: The names and packages that ``_target_`` may call beyond the usual ones. None
             takes ``extras.allow_targets`` of a ``DictConfig`` or dict, and nothing of a file:
-            a file may be a stranger's. Give ``()`` for what comes from a saved run.
+            a file may be a stranger's. Give ``()`` for what comes from a saved run: in a dict or
+            file that comes with a list, and in JSON, ``${`` is text and nothing is looked up.
 
     Raises:
         ConfigError: one line with key, rule, value and what to do.
     """
     if isinstance(source, SpeedtronicConfig):
         return source
-    tree = _read_tree(source)
+    tree = _read_tree(source, is_saved=allow_targets is not None)
     if allow_targets is None:
         allow_targets = () if isinstance(source, str | PathLike) else _own_allow_list(tree)
     root = _merge_shorthands(tree)
@@ -82,7 +89,7 @@ def load_config(source: Any, *, allow_targets: Sequence[str] | None = None) -> S
 
 def write_yaml(tree: Mapping[str, Any], path: str | PathLike[str]) -> None:
     """Write plain containers as a YAML file that ``load_config`` reads back, atomically."""
-    write_atomic(path, OmegaConf.to_yaml(OmegaConf.create(_escape(dict(tree)))))
+    write_atomic(path, OmegaConf.to_yaml(OmegaConf.create(escape(dict(tree)))))
 
 
 def unknown_override(key: str, value: Any) -> str:
@@ -117,12 +124,20 @@ def _root_keys() -> list[str]:
 # Reading ------------------------------------------------------------------------------------------
 
 
-def _read_tree(source: Any) -> dict[str, Any]:
+def _read_tree(source: Any, *, is_saved: bool) -> dict[str, Any]:
+    """Return plain containers; interpolations are resolved unless a saved run brought them."""
     if isinstance(source, str | PathLike):
-        container = _read_file(Path(source))
+        path = Path(source)
+        if path.suffix == ".json":
+            return _as_root(_read_json(path))
+        container = _read_file(path)
+        if is_saved:
+            return _as_root(_unescape(OmegaConf.to_container(container, resolve=False)))
     elif isinstance(source, DictConfig):
         container = source.copy()
     elif isinstance(source, Mapping):
+        if is_saved:
+            return _as_root(_plain(_write_settings(source)))
         container = _wrap(source)
     else:
         raise ConfigError(
@@ -136,36 +151,62 @@ def _read_tree(source: Any) -> dict[str, Any]:
 
 
 def _read_file(path: Path) -> DictConfig:
+    container = read_yaml(path)
+    if not isinstance(container, DictConfig):
+        raise ConfigError(f"{path}: must hold a mapping of sections; give a configuration file")
+    return container
+
+
+def _read_json(path: Path) -> Any:
+    """Return what a JSON file holds, as it is."""
     try:
-        container = OmegaConf.load(path)
+        return json.loads(path.read_bytes())
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ConfigError(f"{path}: cannot be read ({reason}); give a YAML file") from error
+        raise _unreadable(path, error) from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: is no valid JSON ({error}); correct the file") from error
+
+
+def read_yaml(path: Path) -> DictConfig | ListConfig:
+    """Read a YAML file, its interpolations unresolved.
+
+    Raises:
+        ConfigError: it cannot be read, or is no YAML of a mapping or list.
+    """
+    try:
+        return OmegaConf.load(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
     except Exception as error:
         # PyYAML is no dependency of ours, so its errors are known by their package alone.
         if not type(error).__module__.startswith(("yaml", "omegaconf", "builtins")):
             raise
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path}: is no valid YAML ({reason}); correct the file") from error
-    if not isinstance(container, DictConfig):
-        raise ConfigError(f"{path}: must hold a mapping of sections; give a configuration file")
-    return container
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    reason = (error.strerror or str(error)).lower()
+    return ConfigError(f"{path}: cannot be read ({reason}); give a YAML file")
 
 
 def _wrap(values: Mapping[str, Any]) -> DictConfig:
     try:
-        return OmegaConf.create(_unwrap_settings(dict(values)), flags={"allow_objects": True})
+        return OmegaConf.create(
+            _write_settings(values, escaped=True), flags={"allow_objects": True}
+        )
     except OmegaConfBaseException as error:
         raise ConfigError(_omegaconf_line(error)) from error
 
 
-def _unwrap_settings(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: _escape(groups.write_section(value))
-        if isinstance(value, Settings) and value.section
-        else value
-        for key, value in values.items()
-    }
+def _write_settings(values: Mapping[str, Any], *, escaped: bool = False) -> dict[str, Any]:
+    """Return the root with settings objects in it written as sections."""
+    root = dict(values)
+    for key, value in root.items():
+        if isinstance(value, Settings) and value.section:
+            section = groups.write_section(value)
+            root[key] = escape(section) if escaped else section
+    return root
 
 
 def _resolve(container: DictConfig) -> dict[str, Any]:
@@ -173,6 +214,10 @@ def _resolve(container: DictConfig) -> dict[str, Any]:
         tree = OmegaConf.to_container(container, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(_omegaconf_line(error)) from error
+    return _as_root(tree)
+
+
+def _as_root(tree: Any) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError("configuration: must be a mapping of sections; give a dict")
     return {str(key): value for key, value in tree.items()}
@@ -184,13 +229,27 @@ def _omegaconf_line(error: OmegaConfBaseException) -> str:
     return f"{key}: {lines[0].rstrip('.')}; correct this key"
 
 
-def _escape(tree: Any) -> Any:
-    """Return a tree whose ``${`` are text for OmegaConf, no interpolation."""
+def escape(tree: Any) -> Any:
+    """Return plain containers whose ``${`` are text for OmegaConf, no interpolation."""
+    return _map_text(tree, lambda text: text.replace("${", "\\${"))
+
+
+def _unescape(tree: Any) -> Any:
+    return _map_text(tree, lambda text: text.replace("\\${", "${"))
+
+
+def _plain(tree: Any) -> Any:
+    return _map_text(tree, lambda text: text)
+
+
+def _map_text(tree: Any, change: Callable[[str], str]) -> Any:
     if isinstance(tree, str):
-        return tree.replace("${", "\\${")
+        return change(tree)
     if isinstance(tree, Mapping):
-        return {key: _escape(value) for key, value in tree.items()}
-    return [_escape(item) for item in tree] if isinstance(tree, list | tuple) else tree
+        return {key: _map_text(value, change) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_map_text(item, change) for item in tree]
+    return tree
 
 
 # Root ---------------------------------------------------------------------------------------------

@@ -7,14 +7,15 @@ The functions on trees are pure: nested dicts with unresolved interpolations go 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
+from speedtronic.config.load import escape, read_yaml
 from speedtronic.config.overrides import SHORTHANDS, Override, is_below
 from speedtronic.core.errors import ConfigError
 from speedtronic.core.files import write_atomic
@@ -107,7 +108,7 @@ def read_saved_run(hydra_folder: Path, *, config_json: Path | None = None) -> Sa
         config, overrides = _load(config_path), _load(overrides_path)
         if isinstance(config, dict) and config and isinstance(overrides, list):
             return SavedRun(config, replayable(overrides), is_composed)
-    resolved = _load(config_json) if config_json is not None else None
+    resolved = _load_json(config_json) if config_json is not None else None
     if isinstance(resolved, dict) and resolved:
         return SavedRun(resolved, (), is_composed=False)
     return None
@@ -227,15 +228,18 @@ def flatten(tree: Mapping[str, Any], prefix: KeyPath = ()) -> dict[KeyPath, Any]
 
 
 def _load(path: Path) -> Any:
-    """Return the plain content of a YAML or JSON file; None when it is missing or torn."""
+    """Return the plain content of a YAML file; None when it is missing or torn."""
     try:
-        return OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except (OSError, ValueError, OmegaConfBaseException):
+        return OmegaConf.to_container(read_yaml(path), resolve=False)
+    except ConfigError:
         return None
-    except Exception as error:
-        # PyYAML is no dependency of ours, so its errors are known by their package alone.
-        if not type(error).__module__.startswith("yaml"):
-            raise
+
+
+def _load_json(path: Path) -> Any:
+    """Return the content of a JSON file with its ``${`` as text; None when missing or torn."""
+    try:
+        return escape(json.loads(path.read_bytes()))
+    except (OSError, ValueError):
         return None
 
 

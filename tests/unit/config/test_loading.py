@@ -23,6 +23,7 @@ from speedtronic.config import (
     TextDataSettings,
     load_config,
 )
+from speedtronic.config.load import register_resolvers
 
 VALUES: dict[str, Any] = {
     "seed": 7,
@@ -195,6 +196,69 @@ def test_text_that_looks_like_an_interpolation_survives_saving(tmp_path: Path) -
     config = SpeedtronicConfig(tags=("a${b}c", "plain"))
     config.save(tmp_path / "c.yaml")
     assert load_config(tmp_path / "c.yaml").tags == ("a${b}c", "plain")
+
+
+class TestSavedRuns:
+    """A saved configuration is a stranger's: its text is text, and nothing is looked up."""
+
+    TEXT = "${oc.env:SPEEDTRONIC_PROBE} ${run.seed} ${"
+
+    @pytest.fixture(autouse=True)
+    def probe(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SPEEDTRONIC_PROBE", "open sesame")
+
+    def test_a_dict_with_an_allow_list_is_taken_as_it_is(self) -> None:
+        values = {"tags": (self.TEXT,), "run": {"name": self.TEXT}, "model": GPTSettings(n_head=4)}
+        config = load_config(values, allow_targets=())
+        assert config.tags == (self.TEXT,)
+        assert config.run.name == self.TEXT
+        assert config.model == GPTSettings(n_head=4)
+        assert load_config(config.to_dict(), allow_targets=()) == config
+
+    def test_so_is_a_json_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({"tags": [self.TEXT]}))
+        assert load_config(path).tags == (self.TEXT,)
+        assert load_config(path, allow_targets=()).tags == (self.TEXT,)
+
+    def test_a_yaml_file_with_an_allow_list_looks_nothing_up(self, tmp_path: Path) -> None:
+        path = tmp_path / "c.yaml"
+        path.write_text("tags: ['${oc.env:SPEEDTRONIC_PROBE}']\n")
+        assert load_config(path).tags == ("open sesame",)
+        assert load_config(path, allow_targets=()).tags == ("${oc.env:SPEEDTRONIC_PROBE}",)
+
+    def test_a_saved_yaml_file_round_trips(self, tmp_path: Path) -> None:
+        config = SpeedtronicConfig(tags=("a${b}c", "${oc.env:SPEEDTRONIC_PROBE}"))
+        config.save(tmp_path / "c.yaml")
+        assert load_config(tmp_path / "c.yaml", allow_targets=()) == config
+
+    def test_a_torn_json_file_is_one_line(self, tmp_path: Path) -> None:
+        path = tmp_path / "config.json"
+        path.write_text('{"tags": [')
+        with pytest.raises(ConfigError, match=r"config\.json: is no valid JSON \(Expecting value"):
+            load_config(path)
+        path.write_text("[1]")
+        with pytest.raises(ConfigError, match="must be a mapping of sections"):
+            load_config(path)
+        with pytest.raises(ConfigError, match=r"none\.json: cannot be read \(no such file"):
+            load_config(tmp_path / "none.json")
+
+
+def test_the_resolver_is_registered_without_a_deprecated_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registered: list[str] = []
+
+    def register(name: str, resolver: Any, *, replace: bool) -> None:
+        registered.append(name)
+
+    monkeypatch.setattr(OmegaConf, "register_resolver", staticmethod(register), raising=False)
+    register_resolvers()
+    assert registered == ["speedtronic.first_given"]
+    monkeypatch.undo()
+    register_resolvers()
+    tree = OmegaConf.create({"a": "${speedtronic.first_given:null,3}"})
+    assert tree.a == 3
 
 
 def test_importing_and_loading_settings_imports_neither_torch_nor_hydra() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from speedtronic.config import load_config
 from speedtronic.config.overrides import Override, explain_composition, keep_effective
 from speedtronic.config.resume import (
     MERGED_NAME,
@@ -271,10 +272,11 @@ def test_a_torn_file_is_passed_over(tmp_path: Path, torn: str) -> None:
 
 
 def test_resolved_settings_serve_a_run_without_hydras_files(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"run": {"seed": 5}}')
+    (tmp_path / "config.json").write_text('{"run": {"seed": 5}, "tags": ["${oc.env:HOME} ${"]}')
     saved = read_saved_run(tmp_path / ".hydra", config_json=tmp_path / "config.json")
     assert saved is not None
-    assert saved.config == {"run": {"seed": 5}}
+    assert saved.config["run"] == {"seed": 5}
+    assert load_config(OmegaConf.create(saved.config)).tags == ("${oc.env:HOME} ${",)
     assert not saved.is_composed
 
 
