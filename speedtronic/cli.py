@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from speedtronic.config.describe import describe_config
+from speedtronic.config.groups import conf_folder
 from speedtronic.config.load import load_config
 from speedtronic.config.resume import save_merged
 from speedtronic.core.errors import ConfigError, RunFolderError, SpeedtronicError
@@ -80,15 +82,6 @@ def run(argv: Sequence[str], *, conf: Path | None = None) -> int:
     except Exception:  # noqa: BLE001 - a bug of ours or the user's code: show all of it
         traceback.print_exc()
         return 1
-
-
-def conf_folder() -> Path:
-    """Return the folder of the configuration tree: inside the installed package or beside it."""
-    package = Path(__file__).parent
-    for folder in (package / "conf", package.parent / "conf"):
-        if (folder / f"{CONFIG_NAME}.yaml").is_file():
-            return folder
-    raise ConfigError(f"no configuration tree beside {package}; install speedtronic again")
 
 
 # The three ways a command goes --------------------------------------------------------------------
@@ -191,7 +184,7 @@ def execute(
 ) -> Outcome:
     """Hand a checked configuration to the runtime; torch is imported here."""
     if config.extras.print_config:
-        print(OmegaConf.to_yaml(OmegaConf.create(config.to_dict())), end="", flush=True)
+        print(describe_config(config), end="", flush=True)
     from speedtronic.session import run_command
 
     report = run_command(

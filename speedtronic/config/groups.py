@@ -32,6 +32,7 @@ from speedtronic.config.scheduler import (
     SchedulerSettings,
 )
 from speedtronic.config.trainer import TrainerSettings
+from speedtronic.core.errors import ConfigError
 from speedtronic.core.settings import Settings
 
 SETTINGS_PACKAGE = "speedtronic.config"
@@ -97,10 +98,16 @@ GROUPS = {
 
 
 def conf_folder() -> Path:
-    """Return the folder of the shipped YAML: inside the installed package, or of the checkout."""
+    """Return the folder of the configuration tree: inside the installed package or beside it.
+
+    Raises:
+        ConfigError: it is in neither place.
+    """
     package = Path(__file__).parents[1]
-    installed = package / "conf"
-    return installed if installed.is_dir() else package.parent / "conf"
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise ConfigError(f"no configuration tree beside {package}; install speedtronic again")
 
 
 def target_of(cls: type[Settings]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -13,8 +13,6 @@ from speedtronic.core.settings import PathText, Settings
 
 if TYPE_CHECKING:
     from speedtronic.metrics.logger import MetricLogger
-
-EventCallback = Callable[[str, Mapping[str, Any]], None]
 
 
 def _read_off(value: Any) -> Any:

@@ -227,8 +227,10 @@ def test_print_config_shows_the_resolved_configuration(
     runs: FakeRuns, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(["run_dir=R", "extras.print_config=true", "seed=5"]) == 0
-    printed = OmegaConf.create(capsys.readouterr().out)
-    assert printed.run.seed == 5
+    text = capsys.readouterr().out
+    assert OmegaConf.create(text).run.seed == 5
+    assert "  target_batch_size: null # " in text
+    assert "  # accumulation_steps: " in text
 
 
 # Folders that hold a run --------------------------------------------------------------------------

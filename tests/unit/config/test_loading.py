@@ -21,6 +21,7 @@ from speedtronic.config import (
     SpeedtronicConfig,
     SyntheticDataSettings,
     TextDataSettings,
+    groups,
     load_config,
 )
 from speedtronic.config.load import register_resolvers
@@ -242,6 +243,22 @@ class TestSavedRuns:
             load_config(path)
         with pytest.raises(ConfigError, match=r"none\.json: cannot be read \(no such file"):
             load_config(tmp_path / "none.json")
+
+
+def test_a_missing_configuration_tree_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "speedtronic"
+    monkeypatch.setattr(groups, "__file__", str(package / "config" / "groups.py"))
+    with pytest.raises(ConfigError) as caught:
+        groups.conf_folder()
+    assert str(caught.value) == (
+        f"no configuration tree beside {package}; install speedtronic again"
+    )
+    for folder in (tmp_path / "conf", package / "conf"):  # the installed one goes first
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").touch()
+        assert groups.conf_folder() == folder
 
 
 def test_the_resolver_is_registered_without_a_deprecated_name(
