@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from speedtronic.core.loss import resolve_loss, resolve_splitter
-from speedtronic.core.seeding import rng_state, set_rng_state
+from speedtronic.core.seeding import restore_rng, snapshot_rng
 
 _COMPILED_PREFIX = "_orig_mod."
 
@@ -122,12 +122,12 @@ class CompiledForward:
         return loss
 
     def _run_compiled(self, batch: Any) -> Tensor:
-        before = rng_state()
+        before = snapshot_rng()
         try:
             call = self._split(batch)
             return resolve_loss(self._compiled(*call.args, **call.kwargs), batch)
         except Exception as error:  # noqa: BLE001 - the contract: any failure reruns eagerly
-            set_rng_state(before)
+            restore_rng(before)
             loss = self._eager(batch)  # a fault of the model itself is raised from here
             self._fall_back(error)
             return loss

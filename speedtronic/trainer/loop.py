@@ -21,7 +21,7 @@ from speedtronic.checkpoint.manager import CheckpointManager
 from speedtronic.config import SpeedtronicConfig
 from speedtronic.core.batch import count_batch, move_batch
 from speedtronic.core.errors import NonFiniteError
-from speedtronic.core.seeding import rng_state, set_rng_state
+from speedtronic.core.seeding import restore_rng, rng_state, set_rng_state, snapshot_rng
 from speedtronic.core.stopping import StopFlag, StopRequestedError
 from speedtronic.core.types import SyncCoordinator
 from speedtronic.data.feed import BatchFeed
@@ -319,7 +319,7 @@ class Trainer:
     def _attempt(self, fit: _Fit) -> Attempt | None:
         """Make one attempt; None when a stop was requested while it waited for data."""
         # Dropout of its first microbatches has drawn by the time a stop comes between them.
-        before = rng_state() if self._options.accumulation_steps > 1 else None
+        before = snapshot_rng() if self._options.accumulation_steps > 1 else None
         try:
             attempt = fit.update.attempt()
         except BaseException as error:
@@ -328,7 +328,7 @@ class Trainer:
             if not isinstance(error, StopRequestedError):
                 raise
             if before is not None:
-                set_rng_state(before)
+                restore_rng(before)
             return None
         self._feed.commit()
         self.attempts += 1
@@ -502,20 +502,6 @@ class Trainer:
     def _report_end(self, outcome: FitOutcome, facts: Mapping[str, Any]) -> None:
         counters = {"step": self.step, "samples": self.samples, "tokens": self.tokens}
         report_end(self.logger, outcome, facts={**counters, **facts})
-
-    def _emit_end(self, outcome: FitOutcome, facts: Mapping[str, Any]) -> None:
-        self.logger.event(
-            "train_end",
-            {
-                "step": self.step,
-                "samples": self.samples,
-                "tokens": self.tokens,
-                "status": outcome.status,
-                "reason": outcome.reason,
-                "skipped": outcome.skipped_steps,
-                **facts,
-            },
-        )
 
     def _move_batch(self, batch: Any) -> Any:
         return move_batch(batch, self.device)

@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from speedtronic.core.seeding import preserve_rng, rng_state, seed_everything, set_rng_state
+from speedtronic.core.seeding import (
+    preserve_rng,
+    restore_rng,
+    rng_state,
+    seed_everything,
+    set_rng_state,
+    snapshot_rng,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +90,23 @@ def test_state_put_back_repeats_every_draw() -> None:
     first = [random.gauss(0, 1), draw_numpy_normal(), *draw()]
     set_rng_state(state)
     assert [random.gauss(0, 1), draw_numpy_normal(), *draw()] == first
+
+
+def test_a_snapshot_put_back_repeats_every_draw_as_often_as_it_is_put_back() -> None:
+    seed_everything(3)
+    random.gauss(0, 1)  # leaves a second value waiting, which belongs to the state
+    draw_numpy_normal()
+    state, snapshot = rng_state(), snapshot_rng()
+    first = [random.gauss(0, 1), draw_numpy_normal(), *draw()]
+    for put_back in (lambda: restore_rng(snapshot), lambda: set_rng_state(state)) * 2:
+        put_back()
+        assert [random.gauss(0, 1), draw_numpy_normal(), *draw()] == first
+
+
+def test_a_snapshot_holds_what_the_libraries_return_and_builds_no_numbers() -> None:
+    snapshot = snapshot_rng()
+    assert snapshot.python == random.getstate()
+    assert isinstance(snapshot.numpy["state"]["key"], np.ndarray)
 
 
 def test_state_is_plain_apart_from_uint8_tensors_and_survives_json() -> None:
