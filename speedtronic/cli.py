@@ -21,12 +21,13 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from speedtronic.command import CONFIG_NAME, read_command
 from speedtronic.config.describe import describe_config
 from speedtronic.config.groups import conf_folder
 from speedtronic.config.load import load_config
 from speedtronic.config.resume import save_merged
 from speedtronic.core.errors import ConfigError, RunFolderError, SpeedtronicError
-from speedtronic.launch import CONFIG_NAME, VERSION_BASE, RunPlan, explain, plan_run, read_command
+from speedtronic.launch import VERSION_BASE, RunPlan, explain, plan_run
 from speedtronic.run_folder.claim import claim_folder
 from speedtronic.run_folder.layout import RunFolder
 

@@ -1,4 +1,4 @@
-"""Planning one run: take the command line apart, compose, check and claim, before any file.
+"""Planning one run: compose, check and claim, before any file.
 
 The plan holds everything the command line does not have to ask again: the configuration, the owned
 folder, the words Hydra gets, and what a resume changed.
@@ -7,22 +7,20 @@ folder, the words Hydra gets, and what a resume changed.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import hydra
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from speedtronic.command import Command, absolute, folder_override
 from speedtronic.config.load import load_config, unknown_override
 from speedtronic.config.overrides import (
     Override,
@@ -48,53 +46,12 @@ from speedtronic.run_folder.layout import RunFolder, find_resumable
 if TYPE_CHECKING:
     from speedtronic.config import SpeedtronicConfig
 
-CONFIG_NAME = "config"
 # Hydra 1.4 warns about the argument that 1.3 wants.
 VERSION_BASE: dict[str, Any] = (
     {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 )
 _JOB_NAME = "cli"  # Hydra's own name for a task of speedtronic.cli
-_RUN_DIR_KEYS = ("run_dir", "hydra.run.dir", "output_dir", "run.output_dir")
-_SWEEP_DIR_KEYS = ("sweep_dir", "hydra.sweep.dir")
 _MAX_LISTED_RUNS = 3
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command line, taken apart."""
-
-    flags: tuple[str, ...]
-    """Hydra's options with their values."""
-    overrides: tuple[str, ...]
-    """Overrides in Hydra's own words, without the run folder."""
-    run_dir: str | None
-    """The run folder, absolute, as far as the command line names one."""
-    sweep_dir: str | None
-    """The folder of a multirun, as typed, or None."""
-    is_multirun: bool
-    """Whether ``-m`` or ``hydra.mode=MULTIRUN`` was given."""
-    is_question: bool
-    """Whether it only asks for help or for the configuration."""
-    config_folder: str | None
-    """``--config-path``."""
-    extra_folder: str | None
-    """``--config-dir``."""
-    config_name: str
-    """``--config-name``."""
-
-    @property
-    def resume(self) -> bool:
-        """Whether the command line itself says ``resume=true``."""
-        parsed = map(Override.parse, self.overrides)
-        given = [override.value or "" for override in parsed if override.key == "resume"]
-        return bool(given) and given[-1].lower() == "true"
-
-    @property
-    def hydra_overrides(self) -> tuple[str, ...]:
-        """All overrides for Hydra, the run folder among them."""
-        if self.run_dir is None:
-            return self.overrides
-        return (*self.overrides, _folder_override("hydra.run.dir", self.run_dir))
 
 
 @dataclass(frozen=True)
@@ -143,100 +100,6 @@ Compose = Callable[[Sequence[str]], DictConfig]
 """Overrides to configuration, with Hydra's own section in it."""
 
 
-def read_command(argv: Sequence[str]) -> Command:
-    """Take a command line apart and replace the short forms ``run_dir=`` and ``sweep_dir=``.
-
-    Raises:
-        ConfigError: An option is unknown; a folder is given twice, empty, or for the other kind
-            of run.
-    """
-    parser = get_args_parser()
-    parser.error = _refuse_option  # type: ignore[method-assign]  # one line instead of the usage
-    arguments = parser.parse_intermixed_args(list(argv))
-    if arguments.experimental_rerun is not None:
-        raise ConfigError("--experimental-rerun is not supported; use run_dir=R resume=true")
-    overrides = [Override.parse(text) for text in arguments.overrides]
-    is_multirun = arguments.multirun or any(
-        override.key == "hydra.mode" and (override.value or "").upper() == "MULTIRUN"
-        for override in overrides
-    )
-    asks = ("help", "hydra_help", "cfg", "info", "shell_completion")
-    is_question = any(getattr(arguments, name) for name in asks)
-    run_dir = _one_folder(overrides, _RUN_DIR_KEYS)
-    sweep_dir = _one_folder(overrides, _SWEEP_DIR_KEYS)
-    if is_multirun and run_dir is not None:
-        raise ConfigError(f"run_dir is for one run, got {run_dir}; use sweep_dir=S with -m")
-    kept = [override.text for override in overrides if not _names_folder(override)]
-    if sweep_dir is not None:
-        kept.append(_folder_override("hydra.sweep.dir", _absolute(sweep_dir)))
-    return Command(
-        flags=tuple(_flags(arguments)),
-        overrides=tuple(kept),
-        run_dir=None if run_dir is None else _absolute(run_dir),
-        sweep_dir=sweep_dir,
-        is_multirun=is_multirun,
-        is_question=is_question,
-        config_folder=_config_folder(arguments.config_path),
-        extra_folder=arguments.config_dir,
-        config_name=arguments.config_name or CONFIG_NAME,
-    )
-
-
-def _refuse_option(message: str) -> NoReturn:
-    raise ConfigError(f"{message}; --hydra-help lists the options, --help the configuration")
-
-
-def _config_folder(typed: str | None) -> str | None:
-    return typed if typed is None or typed.startswith("pkg://") else _absolute(typed)
-
-
-def _flags(arguments: Any) -> Iterator[str]:
-    """Write Hydra's options again, without the overrides between them."""
-    if arguments.config_path is not None:
-        yield from ("--config-path", str(_config_folder(arguments.config_path)))
-    for name in ("config_name", "config_dir", "package", "cfg", "info"):
-        value = getattr(arguments, name)
-        if value is not None:
-            yield from (f"--{name.replace('_', '-')}", value)
-    for name in ("help", "hydra_help", "resolve", "run", "multirun", "shell_completion"):
-        if getattr(arguments, name):
-            yield f"--{name.replace('_', '-')}"
-
-
-def _names_folder(override: Override) -> bool:
-    keys = (*_RUN_DIR_KEYS, *_SWEEP_DIR_KEYS)
-    return override.key in keys and override.value not in (None, "null")
-
-
-def _one_folder(overrides: Sequence[Override], keys: Sequence[str]) -> str | None:
-    """Return the folder given under any of its names."""
-    found: dict[str, str] = {}
-    for override in overrides:
-        if override.key in keys and _names_folder(override):
-            typed = _unquote(override.value or "")
-            if not typed:
-                key = override.key
-                raise ConfigError(f"{key} must name a folder, got nothing; write {key}=PATH")
-            found.setdefault(_absolute(typed), typed)
-    if len(found) > 1:
-        raise ConfigError(f"{keys[0]} is given twice: {' and '.join(found.values())}; give one")
-    return next(iter(found.values()), None)
-
-
-def _unquote(value: str) -> str:
-    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
-        return value[1:-1].replace(f"\\{value[0]}", value[0])
-    return value
-
-
-def _absolute(typed: str) -> str:
-    return os.path.abspath(os.path.expanduser(typed))  # noqa: PTH100, PTH111 - keeps links as typed
-
-
-def _folder_override(key: str, folder: str) -> str:
-    return f"{key}={QuotedString(text=folder, quote=Quote.single).with_quotes()}"
-
-
 # Planning a single run ----------------------------------------------------------------------------
 
 
@@ -277,7 +140,7 @@ def plan_run(command: Command, *, conf: Path) -> RunPlan | None:
         undo.pop_all()
     segment = next_segment(folder.hydra) if saved is not None else None
     more = [] if segment is None else [f"hydra.output_subdir=.hydra/{segment}"]
-    pinned = _folder_override("hydra.run.dir", str(folder.path))
+    pinned = folder_override("hydra.run.dir", str(folder.path))
     return RunPlan(
         config=config,
         folder=folder,
@@ -311,9 +174,9 @@ def _find_place(command: Command, compose: Compose) -> _Place | None:
         return None
     configured = OmegaConf.select(cfg, "output_dir") or OmegaConf.select(cfg, "run.output_dir")
     if command.run_dir is None and isinstance(configured, str):
-        path = _absolute(configured)
+        path = absolute(configured)
     else:
-        path = _absolute(_resolve_run_dir(cfg))
+        path = absolute(_resolve_run_dir(cfg))
     resume = command.resume or cfg.get("resume") is True
     return _Place(RunFolder(Path(path)), resume, cfg.get("overwrite") is True, cfg)
 
@@ -438,7 +301,7 @@ def _composing(command: Command, *, conf: Path) -> Iterator[Compose]:
     """Give a function that composes as Hydra's main would, without making folders."""
     extra: list[str] = []
     if command.extra_folder is not None:
-        folder = _absolute(command.extra_folder)
+        folder = absolute(command.extra_folder)
         if not Path(folder).is_dir():
             raise ConfigError(f"--config-dir must name a folder, got {folder}; correct the path")
         extra = [f"hydra.searchpath=['file://{folder}']"]
