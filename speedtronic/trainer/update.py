@@ -9,9 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,17 +50,24 @@ class MicrobatchMean:
 
     def __init__(self, num_microbatches: int) -> None:
         self._num_microbatches = num_microbatches
+        self._sum: Tensor | None = None
 
     def start(self) -> None:
         """Begin an update."""
+        self._sum = None
 
     def divisor(self, _batch: Any) -> float:
         """Return what the loss of a microbatch is divided by before its backward."""
         return self._num_microbatches
 
-    def mean(self, losses: list[Tensor]) -> Tensor:
+    def add(self, loss: Tensor) -> None:
+        """Take in the loss of a microbatch; its tensor may change afterwards."""
+        # A copy: the next replay of a CUDA graph writes its loss into the same memory.
+        self._sum = loss.clone() if self._sum is None else self._sum + loss
+
+    def mean(self) -> Tensor:
         """Return the loss of the update."""
-        return reduce(add, losses) / self._num_microbatches
+        return cast("Tensor", self._sum) / self._num_microbatches
 
     def correction(self) -> float:
         """Return the factor that the accumulated gradients still need."""
@@ -80,10 +85,12 @@ class LabelMean:
     def __init__(self, num_microbatches: int) -> None:
         self._num_microbatches = num_microbatches
         self._counts: list[int] = []
+        self._sum: Tensor | None = None
 
     def start(self) -> None:
         """Begin an update."""
         self._counts.clear()
+        self._sum = None
 
     def divisor(self, batch: Any) -> float:
         """Return what the loss of a microbatch is divided by before its backward."""
@@ -92,10 +99,14 @@ class LabelMean:
             return math.inf
         return self._num_microbatches * (max(1, self._counts[0]) / self._counts[-1])
 
-    def mean(self, losses: list[Tensor]) -> Tensor:
+    def add(self, loss: Tensor) -> None:
+        """Take in the loss of the microbatch that ``divisor`` was asked about last."""
+        weighed = loss * self._counts[-1]
+        self._sum = weighed if self._sum is None else self._sum + weighed
+
+    def mean(self) -> Tensor:
         """Return the loss of the update."""
-        weighed = [loss * count for loss, count in zip(losses, self._counts, strict=True)]
-        return reduce(add, weighed) / max(1, sum(self._counts))
+        return cast("Tensor", self._sum) / max(1, sum(self._counts))
 
     def correction(self) -> float:
         """Return the factor that the accumulated gradients still need."""
@@ -171,7 +182,6 @@ class Update:
             StopRequestedError: a stop was requested while waiting for data. Gradients of the
                 microbatches before are left as they are: see ``clear``.
         """
-        losses: list[Tensor] = []
         samples = tokens = 0
         self._normalization.start()
         for _ in self._microbatches:
@@ -181,11 +191,11 @@ class Update:
             with self._autocast():
                 loss = self._forward(move_batch(batch, self._device))
             self._scaler.scale(loss / divisor).backward()  # type: ignore[no-untyped-call]
-            losses.append(loss.detach())
+            self._normalization.add(loss.detach())
             samples += count.samples
             tokens += count.tokens
 
-        mean_loss = self._normalization.mean(losses)
+        mean_loss = self._normalization.mean()
         _multiply_gradients(self._parameters, self._normalization.correction())
         self._scaler.unscale_(self._optimizer)
         grad_norm = self._norm_of_gradients(self._parameters)
@@ -238,6 +248,8 @@ def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 
 
 def _multiply_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
-    if factor != 1.0:
-        for gradient in _gradients(parameters):
-            gradient.mul_(factor)
+    if factor == 1.0:
+        return
+    gradients = _gradients(parameters)
+    if gradients:  # one call for all of them, as torch's own clipping does
+        torch._foreach_mul_(gradients, factor)

@@ -71,6 +71,47 @@ def test_the_reported_loss_is_the_mean_of_the_microbatch_losses() -> None:
     assert (attempt.samples, attempt.tokens, attempt.skip_reason) == (9, 36, None)
 
 
+@pytest.mark.parametrize("rule", ["microbatch", "tokens"])
+def test_a_loss_whose_memory_the_next_forward_overwrites_still_counts(rule) -> None:
+    """A replayed CUDA graph returns its loss in the same memory each time."""
+
+    class Replayed(nn.Module):
+        def __init__(self, model) -> None:
+            super().__init__()
+            self.model = model
+            self.last = None
+
+        def forward(self, inputs, targets):
+            loss = self.model(inputs, targets)
+            if self.last is not None:
+                self.last.copy_(loss.detach())
+            self.last = loss.detach()
+            return loss
+
+    batches = regression_batches(3)
+    expected = make_update(make_regression(), batches, k=3, rule=rule).attempt()
+    replayed = make_update(Replayed(make_regression()), batches, k=3, rule=rule).attempt()
+    assert torch.equal(replayed.loss, expected.loss)
+
+
+def test_gradients_are_scaled_by_the_correction_bit_for_bit() -> None:
+    generator = torch.Generator().manual_seed(2)
+    inputs = torch.randint(5, (2, 4), generator=generator)
+    batches = [
+        {"input_ids": inputs, "labels": torch.tensor([[1, 2, 3, -100], [-100] * 4])},
+        {"input_ids": inputs, "labels": torch.randint(5, (2, 4), generator=generator)},
+    ]
+    model, twin = Bigram(), Bigram()
+    twin.load_state_dict(model.state_dict())
+    forward = EagerForward(twin)
+    for batch, divisor in zip(batches, (2 * 3 / 3, 2 * 3 / 8), strict=True):
+        (forward(batch) / divisor).backward()
+    before = twin.table.weight.detach().clone()
+    expected = before - twin.table.weight.grad.mul(2 * 3 / 11)
+    make_update(model, batches, k=2, rule="tokens", lr=1.0).attempt()
+    assert torch.equal(model.table.weight, expected)
+
+
 def test_the_update_uses_the_mean_of_the_microbatch_gradients() -> None:
     batches = regression_batches(3)
     model = make_regression()
