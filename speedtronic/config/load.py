@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -364,30 +365,40 @@ def _build_foreign(
             " a class of yours may stand in model, data, optimizer, scheduler and logging.hooks"
         )
     known = named_parameters(check_target(target, key=key, allow=allow))
-    leftovers = _leftovers(group, section)
+    option = _composed_option(group, section)
     ours: dict[str, Any] = {}
     arguments: dict[str, Any] = {}
+    dropped: list[str] = []
     for name, value in section.items():
         if name in group.own_keys and (group.name == "data" or name not in known):
             ours[name] = value
-        elif name not in leftovers or (name in known and value is not None):
+        elif name not in option or (name in known and value is not None):
             arguments[name] = value
+        elif name not in known and value != option[name]:
+            dropped.append(f"{group.name}.{name}={show_value(name, value)}")
     factory = _build_factory({"_target_": target, **arguments}, key=group.name, allow=allow)
+    if dropped:
+        warnings.warn(
+            f"{', '.join(dropped)}: not used, {target} has no such parameter", stacklevel=2
+        )
     return group.foreign(factory=factory, **ours)
 
 
-def _leftovers(group: Group, section: Mapping[str, Any]) -> set[str]:
-    """Return the keys that only stand in a section because Hydra composed a class of ours first.
+def _composed_option(group: Group, section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the option of ``conf/`` that Hydra composed into a section, or nothing.
 
-    ``model._target_=my_package.Net`` on the command line leaves all keys of ``conf/model`` with
-    their values in place. Keys the user changed are no leftovers.
+    ``model._target_=my_package.Net`` on the command line leaves all keys of ``conf/model`` in
+    place, with the values of the option, of an experiment or preset, or of the user.
     """
-    for name in group.options():
-        option = _read_option(group, name)
+    options = [_read_option(group, name) for name in group.options()]
+    for option in options:
         option.pop("_target_")
-        if option.keys() <= section.keys():
-            return {key for key, value in option.items() if section[key] == value}
-    return set()
+    composed = [option for option in options if option.keys() <= section.keys()]
+    return max(
+        composed,
+        key=lambda option: sum(section[key] == value for key, value in option.items()),
+        default={},
+    )
 
 
 def _build_hook(hook: Any, *, at: int, allow: Sequence[str]) -> Factory:

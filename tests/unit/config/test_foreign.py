@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -162,9 +163,33 @@ def test_on_the_command_line_keys_of_the_default_model_are_no_arguments() -> Non
     }
 
 
-def test_on_the_command_line_a_changed_key_that_the_target_lacks_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.n_head: unknown key, got 2"):
-        load_config(composed("model._target_=mine.Net", "model.n_head=2"))
+def test_a_composed_key_that_the_target_lacks_is_dropped_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="not used") as caught:
+        config = load_config(
+            composed("model=tiny", "model._target_=mine.Net", "model.n_head=2", "model.dropout=0.5")
+        )
+    assert [str(warning.message) for warning in caught] == [
+        "model.n_head=2, model.dropout=0.5: not used, mine.Net has no such parameter"
+    ]
+    assert config.to_dict()["model"].keys() == {"_target_", "n_layer", "d_model"}
+
+
+def test_a_preset_beside_a_target_drops_what_the_target_lacks() -> None:
+    with pytest.warns(UserWarning, match=r"model\.max_seq_len=\d+.*: not used, mine\.Net has no"):
+        config = load_config(composed("debug=smoke", "model._target_=mine.Net"))
+    assert config.to_dict()["model"].keys() == {"_target_", "n_layer", "d_model"}
+
+
+@pytest.mark.parametrize("option", ["nano", "tiny", "gpt", "small"])
+def test_the_values_of_the_chosen_option_are_dropped_in_silence(option: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_config(composed(f"model={option}", "model._target_=mine.Net"))
+
+
+def test_on_the_command_line_a_key_that_no_option_has_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.widht: unknown key, got 3; did you mean"):
+        load_config(composed("model._target_=mine.Net", "+model.widht=3"))
 
 
 def test_a_foreign_model_leaves_the_block_size_to_data_or_its_own_max_seq_len() -> None:
