@@ -114,7 +114,9 @@ def assemble(
         trainer.add_fallback("build", reason)
     if config.init_from is not None and resumed_step is None:
         start_from(model, config.init_from, logger=logger)
-    attach_hooks(config, logger=logger, folder=folder, resumed_step=resumed_step)
+    # Also after a resume that found no checkpoint: a killed start may have drawn a few steps.
+    purge_step = (resumed_step or 0) + 1 if resume else None
+    attach_hooks(config, logger=logger, folder=folder, purge_step=purge_step)
     return Runtime(
         config=config,
         folder=folder,
@@ -161,7 +163,7 @@ def attach_hooks(
     *,
     logger: MetricLogger,
     folder: RunFolder,
-    resumed_step: int | None,
+    purge_step: int | None,
 ) -> None:
     """Attach progress, TensorBoard and the configured hooks to a logger."""
     from speedtronic.metrics.progress import ProgressHook
@@ -173,7 +175,6 @@ def attach_hooks(
     if settings.tensorboard:
         from speedtronic.metrics.tensorboard import TensorBoardHook
 
-        purge_step = None if resumed_step is None else resumed_step + 1
         logger.add_hook(
             TensorBoardHook(folder.tensorboard, purge_step=purge_step, hparams=config.to_dict())
         )

@@ -87,7 +87,8 @@ def main(argv: Sequence[str]) -> int:
     device = resolve_device(arguments.device)
     run = load_run(arguments.run, checkpoint=arguments.checkpoint, device=device)
     report = evaluate_run(run, data_path=arguments.data_path, max_batches=arguments.max_batches)
-    measured_on = arguments.data_path or "the held-out split"
+    part = "the whole of" if arguments.max_batches is None else "batches spread over"
+    measured_on = f"{part} {arguments.data_path or 'the held-out split'}"
     lines = [f"{arguments.run}, step {run.step}, on {measured_on}:"]
     for name, value in report.to_payload().items():
         if isinstance(value, float):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -59,12 +59,26 @@ class RunOwner:
         if self._is_held:
             yield
             return
-        with self._claim(), process_settings(self._config, self.folder, resume=self._resume):
+        with self._claim(), self._settings():
             self._is_held, self._is_new_here = True, False
             try:
                 yield
             finally:
                 self._is_held = False
+
+    def _settings(self) -> AbstractContextManager[None]:
+        deterministic = self._config.trainer.deterministic
+        return process_settings(num_threads=self.num_threads, deterministic=deterministic)
+
+    @property
+    def num_threads(self) -> int | None:
+        """CPU threads of this start; None leaves torch's choice.
+
+        A resumed run computes with the threads it was started with, unless the configuration names
+        a number: sums in another order differ in their last bits.
+        """
+        wanted = self._config.trainer.num_threads
+        return recorded_threads(self.folder) if wanted is None and self._resume else wanted
 
     def _claim(self) -> FolderClaim:
         claim = claim_folder(self.folder.path)
@@ -82,26 +96,20 @@ class RunOwner:
 
 
 @contextmanager
-def process_settings(
-    config: SpeedtronicConfig, folder: RunFolder, *, resume: bool
-) -> Iterator[None]:
-    """Put thread count and determinism in force, and back afterwards.
-
-    A resumed run computes with the threads it was started with, unless the configuration names a
-    number: sums in another order differ in their last bits.
-    """
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    wanted = config.trainer.num_threads
-    if wanted is None and resume:
-        wanted = recorded_threads(folder)
-    if wanted is not None:
-        torch.set_num_threads(wanted)
-    torch.use_deterministic_algorithms(config.trainer.deterministic or deterministic)
+def process_settings(*, num_threads: int | None, deterministic: bool) -> Iterator[None]:
+    """Put thread count and determinism in force, and back afterwards."""
+    threads, was_deterministic = (
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    torch.use_deterministic_algorithms(deterministic or was_deterministic)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic)
+        torch.use_deterministic_algorithms(was_deterministic)
 
 
 def recorded_threads(folder: RunFolder) -> int | None:

@@ -9,11 +9,12 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from speedtronic.checkpoint.codec import decode
-from speedtronic.checkpoint.folder import read_manifest
+from speedtronic.checkpoint.folder import candidates, read_manifest
 from speedtronic.checkpoint.manager import CheckpointManager
 from speedtronic.checkpoint.weights import check_model_state
 from speedtronic.config import SpeedtronicConfig
 from speedtronic.config.resume import changes_between, check_compatible
+from speedtronic.core.errors import CheckpointError
 from speedtronic.metrics.logger import MetricLogger
 from speedtronic.optim.hyperparameters import set_hyperparameters
 from speedtronic.precision import PRECISION_MODES
@@ -47,6 +48,22 @@ def saved_precision(manager: CheckpointManager) -> str | None:
     return mode if mode in PRECISION_MODES else None
 
 
+def refuse_all_damaged(manager: CheckpointManager) -> None:
+    """Stop where checkpoints exist and none is whole: starting afresh would throw them away.
+
+    Raises:
+        CheckpointError: that is so.
+    """
+    damaged = candidates(manager.directory)
+    if damaged:
+        names = ", ".join(path.name for path in damaged)
+        raise CheckpointError(
+            f"{manager.directory}: every checkpoint is damaged ({names});"
+            f" `python -m speedtronic.checkpoint {manager.directory}` says how; mend one, or start"
+            " afresh with overwrite=true"
+        )
+
+
 def restore(
     trainer: Trainer,
     manager: CheckpointManager,
@@ -68,11 +85,13 @@ def restore(
         The step of the checkpoint, or None (and a warning) when there is none.
 
     Raises:
+        CheckpointError: there are checkpoints, and every one is damaged.
         ConfigError: a setting changed under which this would be another run.
         IncompatibleCheckpointError: the checkpoint belongs to another model.
     """
     state = manager.load_latest()
     if state is None:
+        refuse_all_damaged(manager)
         logger.warning(f"resume: no checkpoint in {manager.directory}, starting from step 0")
         return None
     saved = state.get("config")

@@ -95,27 +95,35 @@ def _train(runtime: Runtime, *, argv: Sequence[str] | None, stop: StopFlag) -> S
     begin_segment(folder, argv=argv or sys.argv, facts=describe_run(runtime), step=trainer.step)
     started = time.perf_counter()
     try:
-        write_json(folder.config_json, runtime.config.to_dict(redact_secrets=True))
+        if trainer.step < runtime.config.effective_max_steps or not folder.config_json.exists():
+            write_json(folder.config_json, runtime.config.to_dict(redact_secrets=True))
         if runtime.data.tokenizer is not None:
             write_json(folder.tokenizer, runtime.data.tokenizer.to_dict())
         announce(runtime)
         result = trainer.fit()
     except BaseException as error:
         elapsed_s = time.perf_counter() - started
+        if folder.latest_step() is not None:
+            runtime.logger.info(f"resume: {_resume_line(runtime, is_command=is_command)}")
         write_result(folder, _close_segment(runtime, elapsed_s=elapsed_s, error=error))
         raise
     record = _close_segment(runtime, elapsed_s=result.elapsed_s, final_loss=result.final_loss)
     earlier = read_result(folder)
     if earlier is not None and trainer.outcome is not None and not trainer.outcome.has_run:
-        runtime.logger.info(f"nothing to do: the run is at step {trainer.step} already")
+        runtime.logger.info(
+            f"nothing to do: the run is at step {trainer.step:,} and its target is"
+            f" {runtime.config.effective_max_steps:,}; give data.max_steps a higher value to go on"
+        )
         record = ResultRecord(**earlier)
     else:
         if record.final_loss is None and earlier is not None:
             # Only an evaluation was made up for: the last update is an earlier start's.
             record = replace(record, final_loss=earlier["final_loss"])
         write_result(folder, record)
-    # A run of a Python program goes on through the command line too, not through that program.
-    conclude(runtime, record, program=None if is_command else "speedtronic")
+    is_done = record.status == "completed"
+    # A run at its target goes on only towards another one.
+    further = [f"data.max_steps={2 * trainer.step}"] if is_done else []
+    conclude(runtime, record, resume=_resume_line(runtime, is_command=is_command, further=further))
     return SessionReport(
         result=record,
         train_result=result,
@@ -195,7 +203,20 @@ def announce(runtime: Runtime) -> None:
     )
 
 
-def conclude(runtime: Runtime, record: ResultRecord, *, program: str | None) -> None:
+def _resume_line(runtime: Runtime, *, is_command: bool, further: Sequence[str] = ()) -> str:
+    """Return the line that goes on with a run.
+
+    The run of a Python program goes on through the command line too, not through that program.
+    """
+    return resume_command(
+        runtime.folder.path,
+        program=None if is_command else "speedtronic",
+        allow_targets=runtime.config.extras.allow_targets,
+        overrides=further,
+    )
+
+
+def conclude(runtime: Runtime, record: ResultRecord, *, resume: str) -> None:
     """Draw the curves and print the closing summary with a sample of what the model writes."""
     folder, config = runtime.folder, runtime.config
     if config.logging.plots and folder.metrics.exists():
@@ -206,18 +227,10 @@ def conclude(runtime: Runtime, record: ResultRecord, *, program: str | None) -> 
         except OSError as error:  # the run itself is complete and saved
             runtime.logger.warning(f"{folder.curves} was not drawn: {error}")
     sample = continue_held_out_text(runtime.model, runtime.data)
-    # A run at its target goes on only towards another one.
-    is_done = record.status == "completed"
-    further = [f"data.max_steps={2 * config.effective_max_steps}"] if is_done else []
     render_summary(
         record,
         folder=folder,
-        resume=resume_command(
-            folder.path,
-            program=program,
-            allow_targets=config.extras.allow_targets,
-            overrides=further,
-        ),
+        resume=resume,
         sample=None if sample is None else sample(),
         console=runtime.logger.console,
     )

@@ -161,7 +161,7 @@ def test_the_tools_read_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("to be")
     assert evaluate.main(["R", "data.path=text.txt", "max_batches=2"]) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[0] == "R, step 2, on text.txt:"
+    assert out.splitlines()[0] == "R, step 2, on batches spread over text.txt:"
     assert [line.split()[0] for line in out.splitlines()[1:5]] == [
         "loss",
         "perplexity",

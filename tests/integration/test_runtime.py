@@ -16,6 +16,7 @@ import speedtronic
 from speedtronic.checkpoint.locating import find_checkpoint
 from speedtronic.checkpoint.storing import read_checkpoint
 from speedtronic.core.errors import (
+    CheckpointError,
     ConfigError,
     IncompatibleCheckpointError,
     NonFiniteError,
@@ -250,6 +251,50 @@ def test_resume_without_a_checkpoint_warns_and_starts_from_step_0() -> None:
     assert result.steps == 10
     log = Path("R/train.log").read_text()
     assert "WARNING resume: no checkpoint in R/checkpoints, starting from step 0" in log
+
+
+def test_checkpoints_that_are_all_damaged_stop_a_resume_instead_of_starting_afresh() -> None:
+    speedtronic.train_from_config(settings())
+    for meta in Path("R/checkpoints").glob("step_*/meta.json"):
+        meta.write_text(meta.read_text().replace('"step"', '"stop"', 1))
+
+    with pytest.raises(
+        CheckpointError, match="R/checkpoints: every checkpoint is damaged"
+    ) as caught:
+        speedtronic.train_from_config(settings(), resume=True, max_steps=20)
+
+    assert "step_000000000010" in str(caught.value)
+    assert len(records("R", "train_step")) == 10
+
+
+@pytest.mark.parametrize(("first", "purge_step"), [(4, 5), (None, 1)])
+def test_a_resumed_run_purges_the_steps_it_makes_again(
+    first: int | None, purge_step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if first is not None:
+        speedtronic.train_from_config(settings(), max_steps=first)
+    purged: list[int | None] = []
+
+    class Hook:
+        def __init__(self, _folder: Path, *, purge_step: int | None, hparams: Any) -> None:
+            purged.append(purge_step)
+
+        def on_event(self, event: str, payload: Mapping[str, Any]) -> None:
+            pass
+
+    monkeypatch.setattr("speedtronic.metrics.tensorboard.TensorBoardHook", Hook)
+    speedtronic.build_runtime(settings(logging={"tensorboard": True}), resume=True)
+    assert purged == [purge_step]
+
+
+def test_a_target_below_the_step_changes_no_saved_configuration() -> None:
+    speedtronic.train_from_config(settings())
+    before = Path("R/config.json").read_bytes()
+    speedtronic.train_from_config(settings(), resume=True, max_steps=6)
+
+    assert Path("R/config.json").read_bytes() == before
+    log = Path("R/train.log").read_text()
+    assert "nothing to do: the run is at step 10 and its target is 6" in log
 
 
 def test_a_run_at_its_target_is_left_alone() -> None:
