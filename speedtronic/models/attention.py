@@ -1,6 +1,7 @@
 """Causal attention in the form that is fastest for a device, number format and length.
 
-Legend: B batch, H query heads, K key and value heads, T positions, D width of a head.
+Legend: B batch, H query heads, K key and value heads, T positions, D width of a head,
+S rows of the stacked query heads of one key head (H / K * T).
 """
 
 from __future__ import annotations
@@ -24,7 +25,35 @@ from torch.nn import functional as F
 _MAX_PRODUCTS_LENGTH = 256
 
 
-def attend(query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, *, dropout: float) -> Tensor:
+def blocked_scores(
+    *, length: int, group: int, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    """Return what ``attend`` adds to scores by products, made once for all layers of a forward.
+
+    Args:
+        length: Positions (T).
+        group: Query heads of a key head (H / K).
+        dtype: Of the queries.
+        device: Of the queries.
+
+    Returns:
+        (H / K * T, T), minus infinity where a position comes later; None where products are not
+        the form to use.
+    """
+    if not _prefers_products(length=length, dtype=dtype, device=device):
+        return None
+    blocked_TT = torch.full((length, length), -math.inf, dtype=dtype, device=device).triu(1)
+    return blocked_TT.repeat(group, 1)
+
+
+def attend(
+    query_BHTD: Tensor,
+    key_BKTD: Tensor,
+    value_BKTD: Tensor,
+    *,
+    dropout: float,
+    blocked_ST: Tensor | None = None,
+) -> Tensor:
     """Let each position attend to itself and those before it.
 
     The form depends on device, number format and length only, so equal runs use equal forms.
@@ -34,12 +63,19 @@ def attend(query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, *, dropout:
         key_BKTD: Keys.
         value_BKTD: Values.
         dropout: Probability of dropping an attention weight; 0 outside of training.
+        blocked_ST: From ``blocked_scores`` for such queries; made here when None or another dtype.
 
     Returns:
         (B, H, T, D), in the dtype of the queries.
     """
-    if _prefers_products(query_BHTD):
-        return _attend_by_products(query_BHTD, key_BKTD, value_BKTD, dropout=dropout)
+    length, dtype, device = query_BHTD.shape[2], query_BHTD.dtype, query_BHTD.device
+    if blocked_ST is None or blocked_ST.dtype is not dtype:
+        group = query_BHTD.shape[1] // key_BKTD.shape[1]
+        blocked_ST = blocked_scores(length=length, group=group, dtype=dtype, device=device)
+    if blocked_ST is not None:
+        return _attend_by_products(
+            query_BHTD, key_BKTD, value_BKTD, blocked_ST=blocked_ST, dropout=dropout
+        )
     return F.scaled_dot_product_attention(
         query_BHTD,
         key_BKTD,
@@ -90,24 +126,24 @@ def causal_padding_mask(attention_mask_BT: Tensor) -> Tensor:
     return (seen_BTT | torch.eye(length, dtype=torch.bool, device=ones_TT.device)).unsqueeze(1)
 
 
-def _prefers_products(query_BHTD: Tensor) -> bool:
-    return (
-        query_BHTD.device.type == "cpu"
-        and query_BHTD.dtype is torch.bfloat16
-        and query_BHTD.shape[2] <= _MAX_PRODUCTS_LENGTH
-    )
+def _prefers_products(*, length: int, dtype: torch.dtype, device: torch.device) -> bool:
+    return device.type == "cpu" and dtype is torch.bfloat16 and length <= _MAX_PRODUCTS_LENGTH
 
 
 def _attend_by_products(
-    query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, *, dropout: float
+    query_BHTD: Tensor,
+    key_BKTD: Tensor,
+    value_BKTD: Tensor,
+    *,
+    blocked_ST: Tensor,
+    dropout: float,
 ) -> Tensor:
     """Attend by two batched products, the query heads of one key head stacked as rows."""
     batch, num_heads, length, width = query_BHTD.shape
     num_kv_heads = key_BKTD.shape[1]
     group = num_heads // num_kv_heads
-    blocked_TT = query_BHTD.new_full((length, length), -math.inf).triu(1)
     scores = torch.baddbmm(
-        blocked_TT.repeat(group, 1),
+        blocked_ST,
         query_BHTD.reshape(batch * num_kv_heads, group * length, width),
         key_BKTD.reshape(batch * num_kv_heads, length, width).transpose(1, 2),
         alpha=width**-0.5,

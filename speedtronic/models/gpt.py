@@ -1,7 +1,7 @@
 """The bundled language model: a pre-norm decoder with rotary positions and gated feed-forward.
 
 Legend: B batch, T positions, V vocabulary, C model width, H query heads, K key and value heads,
-D width of a head.
+D width of a head, S rows of the stacked query heads of one key head (H / K * T).
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ from torch.utils.checkpoint import checkpoint
 
 from speedtronic.core.errors import ConfigError
 from speedtronic.core.loss import causal_loss
-from speedtronic.models.attention import attend, attend_masked, causal_padding_mask
+from speedtronic.models.attention import (
+    attend,
+    attend_masked,
+    blocked_scores,
+    causal_padding_mask,
+)
 
 _INIT_STD = 0.02  # GPT-2
 _NORM_EPS = 1e-6
@@ -66,6 +71,8 @@ class GPT(nn.Module):
         self.max_seq_len = max_seq_len
         self.vocab_size = vocab_size
         self._checkpoint_every: int | None = None
+        self._has_dropout = dropout > 0
+        self._group = n_head // num_kv_heads
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.embedding_dropout = _dropout(dropout)
         self.blocks = nn.ModuleList(
@@ -108,9 +115,17 @@ class GPT(nn.Module):
                 f"input_ids must have at most model.max_seq_len ({self.max_seq_len}) positions, "
                 f"got {length}; cut them or raise model.max_seq_len"
             )
-        mask_B1TT = None if attention_mask is None else causal_padding_mask(attention_mask)
         x_BTC = self.embedding_dropout(self.embedding(input_ids))
-        cos_TD, sin_TD = self.rotary_cos[:length], self.rotary_sin[:length]
+        # What every layer needs is made once, in the dtype that its heads will have.
+        dtype = _dtype_of_products(x_BTC)
+        cos_TD, sin_TD = self.rotary_cos[:length].to(dtype), self.rotary_sin[:length].to(dtype)
+        mask_B1TT = blocked_ST = None
+        if attention_mask is not None:
+            mask_B1TT = causal_padding_mask(attention_mask)
+        else:
+            blocked_ST = blocked_scores(
+                length=length, group=self._group, dtype=dtype, device=x_BTC.device
+            )
         every = self._checkpoint_every if self.training and torch.is_grad_enabled() else None
         for index, block in enumerate(self.blocks):
             if every is not None and index % every == 0:
@@ -120,11 +135,12 @@ class GPT(nn.Module):
                     cos_TD,
                     sin_TD,
                     mask_B1TT,
+                    blocked_ST,
                     use_reentrant=False,
-                    preserve_rng_state=True,
+                    preserve_rng_state=self._has_dropout,
                 )
             else:
-                x_BTC = block(x_BTC, cos_TD, sin_TD, mask_B1TT)
+                x_BTC = block(x_BTC, cos_TD, sin_TD, mask_B1TT, blocked_ST)
         logits_BTV = self.head(self.norm(x_BTC))
         if labels is None:
             return {"logits": logits_BTV}
@@ -168,10 +184,15 @@ class Block(nn.Module):
         self.dropout = _dropout(dropout)
 
     def forward(
-        self, x_BTC: Tensor, cos_TD: Tensor, sin_TD: Tensor, mask_B1TT: Tensor | None
+        self,
+        x_BTC: Tensor,
+        cos_TD: Tensor,
+        sin_TD: Tensor,
+        mask_B1TT: Tensor | None = None,
+        blocked_ST: Tensor | None = None,
     ) -> Tensor:
         """Return the residual stream after this layer."""
-        attended = self.attention(self.attention_norm(x_BTC), cos_TD, sin_TD, mask_B1TT)
+        attended = self.attention(self.attention_norm(x_BTC), cos_TD, sin_TD, mask_B1TT, blocked_ST)
         x_BTC = x_BTC + self.dropout(attended)
         out: Tensor = x_BTC + self.dropout(self.feed_forward(self.feed_forward_norm(x_BTC)))
         return out
@@ -191,7 +212,12 @@ class Attention(nn.Module):
         self.output = nn.Linear(d_model, d_model, bias=False)
 
     def forward(
-        self, x_BTC: Tensor, cos_TD: Tensor, sin_TD: Tensor, mask_B1TT: Tensor | None
+        self,
+        x_BTC: Tensor,
+        cos_TD: Tensor,
+        sin_TD: Tensor,
+        mask_B1TT: Tensor | None = None,
+        blocked_ST: Tensor | None = None,
     ) -> Tensor:
         """Return what each position gathers, (B, T, C)."""
         heads: Tensor = self.qkv(x_BTC).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
@@ -199,7 +225,7 @@ class Attention(nn.Module):
         query, key = rotate(turned, cos_TD, sin_TD).tensor_split((self.n_head,), dim=1)
         dropout = self.dropout if self.training else 0.0
         if mask_B1TT is None:
-            attended = attend(query, key, value, dropout=dropout)
+            attended = attend(query, key, value, dropout=dropout, blocked_ST=blocked_ST)
         else:
             attended = attend_masked(query, key, value, mask_B1TT=mask_B1TT, dropout=dropout)
         out: Tensor = self.output(attended.transpose(1, 2).flatten(2))
@@ -246,6 +272,14 @@ def rotate(heads_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     """Turn every head by the angle of its position, in the dtype of the heads."""
     cos_TD, sin_TD = cos_TD.to(heads_BHTD.dtype), sin_TD.to(heads_BHTD.dtype)
     return heads_BHTD * cos_TD + heads_BHTD.roll(heads_BHTD.shape[-1] // 2, dims=-1) * sin_TD
+
+
+def _dtype_of_products(x_BTC: Tensor) -> torch.dtype:
+    """Return the dtype of a linear layer's output for this input; autocast leaves fp64 alone."""
+    kind = x_BTC.device.type
+    if x_BTC.dtype is not torch.float64 and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return x_BTC.dtype
 
 
 def _default_d_ff(d_model: int) -> int:

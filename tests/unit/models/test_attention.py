@@ -10,7 +10,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from speedtronic.models import attention
-from speedtronic.models.attention import attend, attend_masked, causal_padding_mask
+from speedtronic.models.attention import (
+    attend,
+    attend_masked,
+    blocked_scores,
+    causal_padding_mask,
+)
 
 
 def draw_heads(dtype: torch.dtype, *, kv_heads: int = 2, length: int = 5) -> list[Tensor]:
@@ -73,11 +78,35 @@ def test_bf16_on_the_cpu_uses_products_when_short_and_sdpa_when_long(
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_scores_blocked_in_advance_change_no_bit(kv_heads: int) -> None:
+    heads = draw_heads(torch.bfloat16, kv_heads=kv_heads)
+    blocked = blocked_scores(
+        length=5, group=4 // kv_heads, dtype=torch.bfloat16, device=torch.device("cpu")
+    )
+    found = attend(*heads, dropout=0.0, blocked_ST=blocked)
+    assert torch.equal(found, attend(*heads, dropout=0.0))
+
+
+def test_scores_blocked_for_another_dtype_are_left_aside() -> None:
+    heads = draw_heads(torch.bfloat16)
+    wrong = torch.zeros(10, 5)
+    assert torch.equal(attend(*heads, dropout=0.0, blocked_ST=wrong), attend(*heads, dropout=0.0))
+
+
+@pytest.mark.parametrize(
+    ("length", "dtype"), [(257, torch.bfloat16), (5, torch.float32), (5, torch.float16)]
+)
+def test_no_scores_are_blocked_where_sdpa_is_used(length: int, dtype: torch.dtype) -> None:
+    device = torch.device("cpu")
+    assert blocked_scores(length=length, group=1, dtype=dtype, device=device) is None
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_gradients_of_the_two_forms_agree(monkeypatch: pytest.MonkeyPatch, kv_heads: int) -> None:
     gradients = []
     for is_products in (True, False):
         monkeypatch.setattr(
-            attention, "_prefers_products", lambda _query, chosen=is_products: chosen
+            attention, "_prefers_products", lambda *, chosen=is_products, **_facts: chosen
         )
         heads = draw_heads(torch.float32, kv_heads=kv_heads)
         attend(*heads, dropout=0.0).square().sum().backward()

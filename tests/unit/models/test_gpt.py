@@ -187,6 +187,45 @@ def test_rows_of_padding_only_give_no_nan(is_bf16: bool) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
+# --- what is made once for all layers
+
+PARAMETERS_AND_AUTOCAST = [
+    (torch.float32, None),
+    (torch.float32, torch.bfloat16),
+    (torch.float32, torch.float16),
+    (torch.bfloat16, None),
+    (torch.float64, None),
+    (torch.float64, torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize(("parameters", "autocast"), PARAMETERS_AND_AUTOCAST)
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_what_is_made_once_changes_no_bit_of_what_each_layer_would_make(
+    parameters: torch.dtype, autocast: torch.dtype | None, kv_heads: int
+) -> None:
+    model, ids = make(n_kv_head=kv_heads).to(parameters), draw_ids()
+    with torch.autocast("cpu", autocast, enabled=autocast is not None):
+        found = model(ids)["logits"]
+        x_BTC = model.embedding(ids)
+        for block in model.blocks:  # each casts the tables and blocks the scores itself
+            x_BTC = block(x_BTC, model.rotary_cos, model.rotary_sin)
+        assert torch.equal(found, model.head(model.norm(x_BTC)))
+
+
+def test_all_layers_get_the_same_tables_in_the_dtype_of_their_heads() -> None:
+    seen = []
+    model = make()
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda _block, inputs: seen.append(inputs[1:]))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(draw_ids())
+    (cos, sin, mask, blocked), second = seen
+    assert {cos.dtype, sin.dtype, blocked.dtype} == {torch.bfloat16}
+    assert mask is None
+    assert all(one is other for one, other in zip(seen[0], second, strict=True))
+
+
 # --- dropout and checkpointing
 
 
@@ -205,6 +244,23 @@ def gradients(model: GPT, *, seed: int = 3) -> list[torch.Tensor]:
     model.zero_grad()
     loss.backward()
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.parametrize(("dropout", "keeps"), [(0.0, False), (0.3, True)])
+def test_the_random_state_is_kept_for_recomputing_dropout_only(
+    monkeypatch: pytest.MonkeyPatch, dropout: float, keeps: bool
+) -> None:
+    kept = []
+
+    def watch(block: Block, *inputs: Any, preserve_rng_state: bool, **_options: Any) -> Any:
+        kept.append(preserve_rng_state)
+        return block(*inputs)
+
+    monkeypatch.setattr("speedtronic.models.gpt.checkpoint", watch)
+    model = make(dropout=dropout)
+    model.set_gradient_checkpointing(True)
+    gradients(model)
+    assert kept == [keeps, keeps]
 
 
 def test_checkpointed_gradients_are_equal_bit_for_bit_dropout_included() -> None:
@@ -232,10 +288,12 @@ def test_every_nth_block_is_recomputed(enabled: bool, every: int, recomputed: li
     assert calls == [2 if index in recomputed else 1 for index in range(4)]
 
 
-def test_the_model_compiles_without_a_break() -> None:
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_the_model_compiles_without_a_break(is_mixed: bool) -> None:
     model, ids = make(), draw_ids()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
-    assert torch.equal(compiled(ids, labels=ids)["loss"], model(ids, labels=ids)["loss"])
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_mixed):
+        assert torch.equal(compiled(ids, labels=ids)["loss"], model(ids, labels=ids)["loss"])
 
 
 # --- errors
