@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
@@ -62,10 +62,3 @@ class Tokenizer(Protocol):
 
     def to_dict(self) -> dict[str, JSON]:
         """Return all that rebuilds this tokenizer."""
-
-
-class EventHook(Protocol):
-    """A callable hook; an object with ``on_event`` of the same signature is one too."""
-
-    def __call__(self, event: str, payload: Mapping[str, Any]) -> None:
-        """Take one event; the payload is this hook's own copy."""

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from speedtronic.core.errors import DataError
+from speedtronic.core.loss import IGNORED_LABEL
 from speedtronic.data.stream import TokenStream
-
-IGNORED_LABEL = -100  # The label that losses skip, as in torch's cross_entropy.
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import Unpack, cast
 import numpy as np
 
 from speedtronic.core.errors import DataError
+from speedtronic.core.files import sha256_file
 from speedtronic.core.types import JSON, Tokenizer
 from speedtronic.data.assemble import Loading, LoadingOptions, assemble
 from speedtronic.data.cache import CacheEntry, cache_key, cached_entry
@@ -29,7 +30,6 @@ from speedtronic.data.tokenizers import build_tokenizer, tokenizer_from_dict, to
 
 _EXCLUDED_FOLDERS = frozenset({"idlelib", "site-packages", "dist-packages"})
 _EXCLUDED_PREFIX = "test"
-_READ_BYTES = 1 << 20
 
 PathsLike = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -225,16 +225,12 @@ def _is_excluded(name: str) -> bool:
 
 
 def _digest_file(path: Path) -> str:
-    digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            while chunk := file.read(_READ_BYTES):
-                digest.update(chunk)
+        return sha256_file(path)
     except OSError as error:
         raise DataError(
             f"data.path: cannot read {path}: {error.strerror}; check the path and its permissions"
         ) from error
-    return digest.hexdigest()
 
 
 def _tokenize(corpus: Corpus, *, digests: list[str], tokenizer: str, fraction: float) -> CacheEntry:

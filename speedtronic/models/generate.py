@@ -5,11 +5,10 @@ Legend: B batch, T positions, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
+
+from speedtronic.core.modes import evaluation_mode
 
 
 @torch.no_grad()
@@ -49,7 +48,7 @@ def generate(
         raise ValueError(f"top_k must be at least 1 or None, got {top_k}")
     longest: int = getattr(model, "max_seq_len", prompt_ids.shape[-1] + max_new_tokens)
     ids_BT = prompt_ids.reshape(-1, prompt_ids.shape[-1])
-    with _evaluating(model):
+    with evaluation_mode(model):
         for _ in range(max_new_tokens):
             logits_BV = model(input_ids=ids_BT[:, -longest:])["logits"][:, -1].float()
             next_B1 = _draw(logits_BV, temperature=temperature, top_k=top_k, generator=generator)
@@ -68,15 +67,3 @@ def _draw(
         return ids_BK.gather(1, drawn_B1.to(ids_BK.device))
     probabilities_BV = torch.softmax(logits_BV / temperature, dim=-1)
     return torch.multinomial(probabilities_BV.to(generator.device), 1, generator=generator)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch every module to evaluation, and each one back to what it was."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
@@ -26,6 +25,7 @@ from speedtronic.core.loss import (
     resolve_loss,
     resolve_splitter,
 )
+from speedtronic.core.modes import evaluation_mode
 from speedtronic.core.seeding import preserve_rng
 from speedtronic.core.stopping import StopFlag
 from speedtronic.data.workers import start_iterator
@@ -110,7 +110,7 @@ class Evaluator:
             DataError: there is no batch.
         """
         started = time.perf_counter()
-        with preserve_rng(), _eval_mode(self._model), torch.no_grad():
+        with preserve_rng(), evaluation_mode(self._model), torch.no_grad():
             torch.manual_seed(_SHUFFLE_SEED)
             totals = self._totals()
             # Broken weights cannot be sampled from, and the loop is about to say that they are.
@@ -241,15 +241,3 @@ def _exp(value: float) -> float:
         return math.exp(value)
     except OverflowError:
         return math.inf
-
-
-@contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode and restore the mode of each of its modules."""
-    in_training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in in_training:
-            module.training = True
