@@ -126,17 +126,18 @@ class Evaluator:
         """Add up all batches on the device and read the sums once."""
         sums = torch.zeros(7, dtype=self._dtype, device=self._device)
         num_batches, all_have_logits = 0, True
-        batches = start_iterator(self._batches).iterator
+        started = start_iterator(self._batches)
         try:
-            for batch in islice(batches, self._max_batches):
+            for batch in islice(started.iterator, self._max_batches):
                 self._stop.raise_if_requested()
                 row, has_logits = self._measure(batch)
                 sums += torch.stack([value.to(self._dtype) for value in row])
                 num_batches += 1
                 all_have_logits &= has_logits
         finally:
-            if hasattr(batches, "close"):
-                batches.close()
+            if hasattr(started.iterator, "close"):
+                started.iterator.close()
+            started.let_go()
         if num_batches == 0:
             raise DataError(
                 "the evaluation data gave no batch; it must be something that can be iterated "

@@ -14,6 +14,7 @@ from speedtronic.core.loss import resolve_loss, resolve_splitter
 from speedtronic.core.seeding import restore_rng, snapshot_rng
 
 _COMPILED_PREFIX = "_orig_mod."
+_MIN_ODD_DIMENSIONS = 2
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -61,17 +62,45 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
 
 
-class EagerForward:
-    """From a batch on the device to its scalar loss, through the model as written."""
+def describe_odd_loss(output: Any) -> str | None:
+    """Say so when a model's bare output is taken as its loss and looks like something else.
 
-    def __init__(self, model: nn.Module) -> None:
+    The contract takes any bare tensor as the loss and averages it. What has two dimensions or
+    more is hardly ever one; logits belong into ``{"logits": ...}``.
+    """
+    if not isinstance(output, Tensor) or output.ndim < _MIN_ODD_DIMENSIONS:
+        return None
+    return (
+        f"the model returned a bare tensor of shape {tuple(output.shape)}: its mean is trained as"
+        " the loss, labels have no part in it; return {'logits': ...} or a scalar loss instead"
+    )
+
+
+class EagerForward:
+    """From a batch on the device to its scalar loss, through the model as written.
+
+    Args:
+        model: The model.
+        on_odd_loss: Told once what looks wrong about the first loss.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, on_odd_loss: Callable[[str], None] | None = None
+    ) -> None:
         self._model = model
         self._split = resolve_splitter(unwrap(model))
+        self._on_odd_loss = on_odd_loss
 
     def __call__(self, batch: Any) -> Tensor:
         """Return the loss of one microbatch."""
         call = self._split(batch)
-        return resolve_loss(self._model(*call.args, **call.kwargs), batch)
+        output = self._model(*call.args, **call.kwargs)
+        if self._on_odd_loss is not None:
+            reason = describe_odd_loss(output)
+            if reason is not None:
+                self._on_odd_loss(reason)
+            self._on_odd_loss = None
+        return resolve_loss(output, batch)
 
 
 class CompiledForward:

@@ -24,6 +24,7 @@ from speedtronic.core.errors import NonFiniteError
 from speedtronic.core.seeding import restore_rng, rng_state, set_rng_state, snapshot_rng
 from speedtronic.core.stopping import StopFlag, StopRequestedError
 from speedtronic.core.types import SyncCoordinator
+from speedtronic.data.endless import EndlessLoader
 from speedtronic.data.feed import BatchFeed
 from speedtronic.metrics.logger import MetricLogger
 from speedtronic.optim.restore import load_optimizer_state
@@ -94,7 +95,7 @@ class Trainer:
         checkpoint_manager: Saves the state; nothing is saved when None.
         coordinator: Called after every applied update.
         max_steps: Target of ``fit``; from the configuration when None.
-        start_step: Step to count from.
+        start_step: Step to count from; our own loaders start at its batch.
         eval_dataloader: A re-iterable of held-out batches.
         stop: Polled between updates, in evaluations and while waiting for data.
         token_bytes: Bytes each token id stands for, for bits per byte.
@@ -151,7 +152,13 @@ class Trainer:
         self.coordinator: SyncCoordinator = NoCoordinator() if coordinator is None else coordinator
         self.max_steps = self._options.max_steps if max_steps is None else max_steps
         self.outcome: FitOutcome | None = None
+        self._has_compile_failed = False
         self._stop = StopFlag() if stop is None else stop
+        if start_step and isinstance(dataloader, EndlessLoader):
+            # The batch of an attempt is a function of its number, and attempts count from there.
+            dataloader.load_state_dict(
+                {"microbatch": start_step * self._options.accumulation_steps}
+            )
         self._feed = BatchFeed(dataloader, stop=self._stop, log=self.logger.info)
         self._environment = dict(environment or {})
         self._claim = claim
@@ -201,6 +208,7 @@ class Trainer:
             return TrainResult(self.step, self.samples, self.tokens, None, 0.0, [])
         ends = (self.coordinator.stop, self._feed.close, self.checkpoint_manager.close)
         with self._claim():
+            fit: _Fit | None = None
             try:
                 with cleaning_up(*ends, report=self.logger.error):
                     fit = self._prepare(target)
@@ -209,7 +217,7 @@ class Trainer:
                         self._advance(fit)
                     return self._finish(fit)
             except BaseException as error:
-                self._fail(error)
+                self._fail(error, fit)
                 raise
 
     train = fit
@@ -290,8 +298,14 @@ class Trainer:
     def _finish(self, fit: _Fit) -> TrainResult:
         """Log and save the last step, and say how the fit ended."""
         fit.reporter.flush()
-        if self.step > fit.first_step and fit.saved_step != self.step:
-            self._save(fit)
+        if self.step > fit.first_step:
+            if not has_finite_weights(self.model):
+                raise NonFiniteError(
+                    f"optimizer.lr: the weights are not finite after step {self.step}; older"
+                    " checkpoints are kept; lower optimizer.lr or set optimizer.grad_clip"
+                )
+            if fit.saved_step != self.step:
+                self._save(fit)
         self.checkpoint_manager.close()
         early_end = self._held_out.end_reason
         is_at_target = self.step >= fit.target and not self._held_out.is_due
@@ -456,8 +470,8 @@ class Trainer:
         self._fallbacks.add(kind, reason, step=self.step)
 
     def _select_forward(self) -> EagerForward | CompiledForward:
-        if not self._options.compile_model:
-            return EagerForward(self.model)
+        if not self._options.compile_model or self._has_compile_failed:
+            return EagerForward(self.model, on_odd_loss=partial(self.add_fallback, "loss"))
         return CompiledForward(
             self.model,
             mode=self._options.compile_mode,
@@ -473,6 +487,7 @@ class Trainer:
 
     def _note_compile_fallback(self, reason: str) -> None:
         self.exact = False
+        self._has_compile_failed = True
         self._fallbacks.add("compile", reason, step=self.step, event="compile")
 
     def _describe_outcome(
@@ -493,8 +508,10 @@ class Trainer:
             exact=self.exact,
         )
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException, fit: _Fit | None) -> None:
         """Say that the fit failed; nothing is saved, the last good checkpoint stays the newest."""
+        if fit is not None and isinstance(error, NonFiniteError):
+            fit.reporter.flush()
         self.outcome = self._describe_outcome("failed", reason=describe(error))
         self.logger.error(f"training failed after step {self.step}: {describe(error)}")
         self._report_end(self.outcome, {"error": describe(error)})

@@ -50,6 +50,13 @@ class TrainResult:
     metrics: list[dict[str, Any]] = cast("list[dict[str, Any]]", _BuiltWhenRead())  # noqa: RUF009 - a descriptor, no shared default
     """One record for every step of this fit, with the contract's nine keys."""
 
+    def __repr__(self) -> str:
+        """Show the numbers; the records of a long run would fill the screen."""
+        return (
+            f"TrainResult(steps={self.steps}, samples={self.samples}, tokens={self.tokens},"
+            f" final_loss={self.final_loss}, elapsed_s={self.elapsed_s:.3f}, metrics=...)"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class FitOutcome:

@@ -105,8 +105,8 @@ class LabelMean:
         self._sum = weighed if self._sum is None else self._sum + weighed
 
     def mean(self) -> Tensor:
-        """Return the loss of the update."""
-        return cast("Tensor", self._sum) / max(1, sum(self._counts))
+        """Return the loss of the update; 0 where no label counted."""
+        return torch.zeros(()) if self._sum is None else self._sum / sum(self._counts)
 
     def correction(self) -> float:
         """Return the factor that the accumulated gradients still need."""
@@ -188,12 +188,14 @@ class Update:
             batch = self._next_batch()
             count = count_batch(batch)
             divisor = self._normalization.divisor(batch)
+            samples += count.samples
+            tokens += count.tokens
+            if divisor == math.inf:
+                continue  # no label counts: a model's own mean over none would be NaN
             with self._autocast():
                 loss = self._forward(move_batch(batch, self._device))
             self._scaler.scale(loss / divisor).backward()  # type: ignore[no-untyped-call]
             self._normalization.add(loss.detach())
-            samples += count.samples
-            tokens += count.tokens
 
         mean_loss = self._normalization.mean()
         _multiply_gradients(self._parameters, self._normalization.correction())
