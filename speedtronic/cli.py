@@ -124,7 +124,9 @@ def _run_once(plan: RunPlan, *, argv: Sequence[str], conf: Path) -> int:
 
 
 def _train(plan: RunPlan, *, argv: Sequence[str]) -> Outcome:
-    if plan.merged is not None and plan.segment is not None:
+    # A target below the present step trains nothing, and a later bare resume must not aim at it.
+    is_ahead = plan.config.effective_max_steps >= plan.folder.recorded_steps()
+    if plan.merged is not None and plan.segment is not None and is_ahead:
         save_merged(plan.folder.hydra / plan.segment, plan.merged)
     return execute(
         plan.config,

@@ -111,6 +111,11 @@ def claim_folder(path: str | os.PathLike[str]) -> FolderClaim:
 
 def _try_claim(folder: RunFolder, shown: Path) -> FolderClaim | None:
     """Claim once; None when the lock file was moved away (``overwrite=true``) in between."""
+    if folder.is_foreign():
+        raise RunFolderError(
+            f"run folder {shown} holds files that are no run's; a run needs a folder of its own:"
+            " choose another run_dir"
+        )
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.lock.touch()
     before = folder.lock.stat()

@@ -114,6 +114,24 @@ class RunFolder:
         segments = run.get("segments", [])
         return any(segment.get("status") != "failed" for segment in segments)
 
+    def is_foreign(self) -> bool:
+        """Return whether the folder holds files and none of them is a run's."""
+        if not self.path.is_dir():
+            return False
+        known = (
+            self.lock,
+            self.owner_json,
+            self.hydra,
+            self.run_json,
+            self.config_json,
+            self.result_json,
+            self.metrics,
+            self.checkpoints,
+            self.log,
+        )
+        entries = {entry.name for entry in self.path.iterdir()}
+        return bool(entries) and entries.isdisjoint(path.name for path in known)
+
     def _last_metric_step(self) -> int:
         try:
             with self.metrics.open("rb") as file:

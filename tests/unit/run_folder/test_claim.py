@@ -157,3 +157,14 @@ def test_a_lock_file_that_moves_away_while_waiting_is_not_mistaken_for_the_new_o
     with claim_folder(run):
         assert start(RACE, run, 0).communicate()[0].startswith("lost")
         assert start(RACE, moved, 0).communicate()[0] == "won\n"
+
+
+def test_a_folder_of_something_else_is_never_claimed(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+
+    with pytest.raises(RunFolderError, match="holds files that are no run's"):
+        claim_folder(tmp_path)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    (tmp_path / "run.json").write_text("{}")
+    claim_folder(tmp_path).release()
