@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 from typing import Any, cast, final
 
 import torch
@@ -23,7 +22,7 @@ from speedtronic.core.seeding import preserve_rng, rng_state, set_rng_state
 from speedtronic.core.stopping import StopFlag
 from speedtronic.core.types import StatefulLoader
 from speedtronic.data.endless import EndlessLoader
-from speedtronic.data.workers import end_workers, start_iterator
+from speedtronic.data.workers import Started, start_iterator
 
 Position = Mapping[str, Any]
 
@@ -239,7 +238,7 @@ class _ReplayedSource(_Source):
         self._loader = loader
         self._log = log
         self._iterator: Iterator[Any] | None = None
-        self._workers: frozenset[BaseProcess] = frozenset()
+        self._started: Started | None = None
         self._start: _EpochStart | None = None
         self._consumed = 0
 
@@ -287,8 +286,8 @@ class _ReplayedSource(_Source):
         # iterator, since replaying costs the user's time and a generator cannot be replayed.
         if getattr(self._loader, "num_workers", 0):
             self._iterator = None
-            if not getattr(self._loader, "persistent_workers", False):
-                end_workers(self._workers)
+            if self._started is not None:
+                self._started.let_go()
 
     def _is_exhaustible(self) -> bool:
         return isinstance(self._loader, Iterator)
@@ -335,8 +334,8 @@ class _ReplayedSource(_Source):
         self._open()
 
     def _open(self) -> None:
-        started = start_iterator(self._loader)
-        self._iterator, self._workers = started.iterator, started.workers
+        self._started = start_iterator(self._loader)
+        self._iterator = self._started.iterator
 
     def _draw_from_next_epoch(self) -> Any:
         epoch = 0 if self._start is None else self._start.epoch

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from speedtronic.core.stopping import HANDLED_SIGNALS
 JOIN_WITHIN_S = 5.0  # A worker stuck in user code longer than this is killed.
 
 
-@dataclass(frozen=True)
+@dataclass
 class Started:
     """An iterator and the processes that were started with it."""
 
@@ -28,6 +29,19 @@ class Started:
     """What ``iter`` returned."""
     workers: frozenset[BaseProcess]
     """Its worker processes, none for most loaders."""
+
+    def let_go(self) -> None:
+        """Drop the iterator, at which torch ends its workers, and kill one that is stuck.
+
+        Where somebody else holds the iterator its workers are left to torch, which takes a killed
+        one for a fault: the loader keeps persistent workers, and a traceback those of an error.
+        """
+        if not self.workers:
+            return
+        is_held = weakref.ref(self.iterator)
+        self.iterator = iter(())
+        if is_held() is None:
+            end_workers(self.workers)
 
 
 def start_iterator(loader: Iterable[Any]) -> Started:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from speedtronic.core.stopping import HANDLED_SIGNALS
 from speedtronic.data.feed import BatchFeed
-from speedtronic.data.workers import start_iterator
+from speedtronic.data.workers import JOIN_WITHIN_S, start_iterator
 
 # Each source gives one batch, then the group gets the signal, then the rest must come.
 _SCRIPT = """
@@ -97,6 +98,13 @@ class _Slow(Dataset):
         return index
 
 
+class _Broken(_Slow):
+    def __getitem__(self, index):
+        if index == 1:
+            raise OSError("sample 1 is gone")
+        return index
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_group_leaves_the_workers_of_every_loader_alive(number):
     done = subprocess.run(
@@ -138,3 +146,22 @@ def test_closing_kills_a_stuck_worker_of_the_users_loader(monkeypatch):
     assert len(set(multiprocessing.active_children()) - before) == 1
     feed.close()
     assert set(multiprocessing.active_children()) == before
+
+
+def test_an_error_of_the_users_data_set_is_not_hidden_by_closing():
+    feed = BatchFeed(DataLoader(_Broken(), batch_size=1, num_workers=2))
+    feed.next()
+
+    def fail():
+        try:
+            feed.next()
+        finally:
+            started = time.monotonic()
+            feed.close()
+            assert time.monotonic() - started < JOIN_WITHIN_S
+
+    with pytest.raises(OSError, match="sample 1 is gone") as caught:
+        fail()
+    caught.value.__traceback__ = None  # It holds torch's iterator, and that its thread.
+    del caught
+    gc.collect()

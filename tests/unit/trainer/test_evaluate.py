@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import multiprocessing
 
 import numpy as np
 import pytest
@@ -157,6 +158,18 @@ def test_at_most_max_batches_are_measured() -> None:
     one = make_evaluator(model, language_batches()[:1]).run()
     limited = make_evaluator(model, language_batches(), max_batches=1).run()
     assert limited.loss == one.loss
+
+
+def test_an_evaluation_cut_short_by_max_batches_gives_its_workers_back() -> None:
+    before = set(multiprocessing.active_children())
+    loader = DataLoader(TensorDataset(*torch.ones(2, 40)), batch_size=2, num_workers=1)
+
+    class Mean(nn.Module):
+        def forward(self, inputs, _labels):
+            return inputs.mean()
+
+    assert make_evaluator(Mean(), loader, max_batches=2).run().loss == 1.0
+    assert set(multiprocessing.active_children()) == before
 
 
 def test_no_batch_is_an_error() -> None:
