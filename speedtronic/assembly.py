@@ -82,7 +82,11 @@ def assemble(
         model = config.model.build(vocab_size=data.vocab_size).to(live_device)
         optimizer = config.optimizer.build(model=model, device=live_device)
         schedule = config.scheduler.build(optimizer=optimizer, max_steps=config.effective_max_steps)
-    environment = training_environment(device=live_device)
+    environment = training_environment(
+        device=live_device,
+        num_threads=owner.num_threads,
+        deterministic=config.trainer.deterministic,
+    )
     tokenizer = data.tokenizer
     trainer = Trainer(
         model,

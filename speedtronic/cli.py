@@ -25,7 +25,7 @@ from speedtronic.command import CONFIG_NAME, read_command
 from speedtronic.config.describe import describe_config
 from speedtronic.config.groups import conf_folder
 from speedtronic.config.load import load_config
-from speedtronic.config.resume import save_merged
+from speedtronic.config.resume import hide_secrets, save_merged
 from speedtronic.core.errors import ConfigError, RunFolderError, SpeedtronicError
 from speedtronic.launch import VERSION_BASE, RunPlan, explain, plan_run
 from speedtronic.run_folder.claim import claim_folder
@@ -128,6 +128,7 @@ def _train(plan: RunPlan, *, argv: Sequence[str]) -> Outcome:
     is_ahead = plan.config.effective_max_steps >= plan.folder.recorded_steps()
     if plan.merged is not None and plan.segment is not None and is_ahead:
         save_merged(plan.folder.hydra / plan.segment, plan.merged)
+    hide_secrets(plan.folder.hydra / (plan.segment or ""))
     return execute(
         plan.config,
         folder=plan.folder,
@@ -168,6 +169,7 @@ def _run_job(cfg: DictConfig) -> Outcome:
 
 def _train_job(cfg: DictConfig, *, folder: RunFolder) -> Outcome:
     config = load_config(cfg)
+    hide_secrets(folder.hydra)
     with claim_folder(folder.path):
         if folder.holds_run() and not config.resume:
             raise RunFolderError(

@@ -34,6 +34,7 @@ from speedtronic.config.resume import (
     Tree,
     asked_keys,
     check_compatible,
+    check_secrets,
     merge_resumed,
     next_segment,
     read_saved_run,
@@ -227,7 +228,15 @@ def _draft(command: Command, place: _Place, saved: SavedRun | None, compose: Com
         return _Draft(cfg, command.overrides)
     parsed = [Override.parse(text) for text in command.overrides]
     for_hydra = [override.text for override in parsed if override.is_hydra]
-    given = [override.text for override in parsed if not override.is_hydra]
+    # A key that the first start had to add with + is there now; a person changes it without.
+    added = {key.key for key in map(Override.parse, saved.overrides) if key.text.startswith("+")}
+    given = [
+        f"+{override.text}"
+        if override.key in added and not override.text.startswith(("+", "~"))
+        else override.text
+        for override in parsed
+        if not override.is_hydra
+    ]
     before = compose([*for_hydra, *saved.overrides])
     choices = _choices(before)
     kept = keep_effective(saved.overrides, given, choices=choices)
@@ -263,6 +272,7 @@ def _check(draft: _Draft, folder: RunFolder) -> SpeedtronicConfig:
     with read_write(cfg.hydra.runtime), open_dict(cfg.hydra.runtime):
         cfg.hydra.runtime.output_dir = str(folder.path)
     with _hydra_config(cfg):
+        check_secrets(draft.merged or {})
         config = load_config(cfg if draft.merged is None else OmegaConf.create(draft.merged))
     if config.resume_strict and folder.holds_run():
         check_compatible(draft.changes, run_dir=str(folder.path))

@@ -25,14 +25,22 @@ from speedtronic.trainer import Trainer
 _HYPERPARAMETERS = ("lr", "betas", "weight_decay")
 
 
-def training_environment(*, device: torch.device) -> dict[str, Any]:
-    """Return what bit-identical results depend on beside the configuration."""
+def training_environment(
+    *, device: torch.device, num_threads: int | None, deterministic: bool
+) -> dict[str, Any]:
+    """Return what bit-identical results depend on beside the configuration.
+
+    Args:
+        device: Where the model runs.
+        num_threads: CPU threads that a fit puts in force; None for the present number.
+        deterministic: Whether a fit allows deterministic algorithms only.
+    """
     versions = package_versions()
     return {
         "device": device.type,
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model(),
-        "threads": torch.get_num_threads(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "threads": num_threads or torch.get_num_threads(),
+        "deterministic": deterministic or torch.are_deterministic_algorithms_enabled(),
         "torch": versions.get("torch", torch.__version__),
         "speedtronic": versions.get("speedtronic", ""),
     }

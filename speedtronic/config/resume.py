@@ -19,6 +19,8 @@ from speedtronic.config.load import escape, read_yaml
 from speedtronic.config.overrides import SHORTHANDS, Override, is_below
 from speedtronic.core.errors import ConfigError
 from speedtronic.core.files import write_atomic
+from speedtronic.core.settings import REDACTED, is_secret, redact
+from speedtronic.run_folder.environment import redact_argv
 
 SEGMENT_PREFIX = "resume-"
 MERGED_NAME = "merged.yaml"
@@ -75,6 +77,8 @@ class Change:
         return ".".join(self.path)
 
     def __str__(self) -> str:
+        if is_secret(self.path[-1]):
+            return f"{self.key}: {REDACTED} -> {REDACTED}"
         return f"{self.key}: {_show(self.before)} -> {_show(self.after)}"
 
 
@@ -141,7 +145,42 @@ def next_segment(hydra_folder: Path) -> str:
 
 def save_merged(folder: Path, config: Tree) -> None:
     """Keep a segment's configuration beside what Hydra saved; from now on the segment counts."""
-    write_atomic(folder / MERGED_NAME, OmegaConf.to_yaml(OmegaConf.create(config)))
+    write_atomic(folder / MERGED_NAME, OmegaConf.to_yaml(OmegaConf.create(redact(config))))
+
+
+def hide_secrets(folder: Path) -> None:
+    """Take the values of secret keys out of what Hydra wrote into its folder."""
+    for path in folder.glob("*.yaml"):
+        written = _load(path)
+        hidden = _hide(written)
+        if hidden != written:
+            write_atomic(path, OmegaConf.to_yaml(OmegaConf.create(hidden)))
+
+
+def check_secrets(config: Tree) -> None:
+    """Refuse a resume that lacks a secret: none is ever saved.
+
+    Raises:
+        ConfigError: a secret has to be given again.
+    """
+    missing = [".".join(path) for path, value in flatten(config).items() if value == REDACTED]
+    if missing:
+        raise ConfigError(
+            f"{missing[0]} is a secret and was not saved with the run; give {missing[0]}=... again"
+        )
+
+
+def _hide(tree: Any) -> Any:
+    """Redact secret keys, and overrides of them in lists."""
+    if isinstance(tree, Mapping):
+        hidden = {key: _hide(value) for key, value in redact(tree).items()}
+        if isinstance(hidden.get("override_dirname"), str):  # Hydra's: all overrides in one text
+            overrides = hidden["override_dirname"].split(",")
+            hidden["override_dirname"] = ",".join(redact_argv(overrides))
+        return hidden
+    if isinstance(tree, list):
+        return [redact_argv([item])[0] if isinstance(item, str) else _hide(item) for item in tree]
+    return tree
 
 
 def asked_keys(given: Sequence[str], *, choices: Mapping[str, str | None]) -> tuple[str, ...]:
@@ -201,7 +240,9 @@ def check_compatible(changes: Sequence[Change], *, run_dir: str) -> None:
     Raises:
         ConfigError: A model, data, precision or seed setting changed; the message lists each.
     """
-    locked = [change for change in changes if _is_locked(change.key)]
+    locked = [
+        change for change in changes if _is_locked(change.key) and not is_secret(change.path[-1])
+    ]
     if locked:
         listed = ", ".join(map(str, locked))
         raise ConfigError(

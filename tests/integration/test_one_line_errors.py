@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -173,3 +174,46 @@ def test_the_tools_read_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert checkpoints.main(["R", "export=weights.safetensors"]) == 0
     assert Path("weights.safetensors").is_file()
     assert Path("weights.json").is_file()
+
+
+def test_a_secret_of_the_command_line_is_in_no_file_and_must_be_given_again(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (workdir / "secret_data.py").write_text(
+        "import torch\n"
+        "class Data(torch.utils.data.Dataset):\n"
+        "    def __init__(self, token):\n"
+        "        assert token == 'hf_SECRET123'\n"
+        "    def __len__(self):\n"
+        "        return 8\n"
+        "    def __getitem__(self, index):\n"
+        "        ids = torch.arange(16) + index\n"
+        "        return {'input_ids': ids, 'labels': ids}\n"
+    )
+    words = (
+        "data._target_=secret_data.Data",
+        "+data.token=hf_SECRET123",
+        "model=nano",
+        "model.vocab_size=64",
+        "model.max_seq_len=16",
+        "data.micro_batch_size=2",
+        "data.max_steps=2",
+        "run_dir=S",
+    )
+    try:
+        assert cli.run(words) == 0, capsys.readouterr().err
+        for path in Path("S").rglob("*"):
+            assert not path.is_file() or b"hf_SECRET123" not in path.read_bytes(), path
+        capsys.readouterr()
+
+        assert cli.run(("run_dir=S", "resume=true", "data.max_steps=3")) == 2
+        assert capsys.readouterr().err == (
+            "error: data.token is a secret and was not saved with the run;"
+            " give data.token=... again\n"
+        )
+        again = ("run_dir=S", "resume=true", "data.max_steps=3", "data.token=hf_SECRET123")
+        assert cli.run(again) == 0, capsys.readouterr().err
+        for path in Path("S").rglob("*"):
+            assert not path.is_file() or b"hf_SECRET123" not in path.read_bytes(), path
+    finally:
+        sys.modules.pop("secret_data", None)

@@ -579,3 +579,18 @@ def test_curves_that_cannot_be_drawn_are_a_warning_beside_a_completed_run(
 
     assert json.loads(Path("R/result.json").read_text())["status"] == "completed"
     assert "curves.png was not drawn: no space left" in Path("R/train.log").read_text()
+
+
+def test_a_hook_that_would_never_be_called_is_refused(workdir: Path) -> None:
+    (workdir / "typo_hooks.py").write_text(
+        "class Hook:\n    def on_evnt(self, *_):\n        pass\n"
+    )
+    import sys
+
+    try:
+        with pytest.raises(ConfigError, match="logging.hooks must be callable or have on_event"):
+            speedtronic.build_runtime(
+                settings(logging={"hooks": [{"_target_": "typo_hooks.Hook"}]})
+            )
+    finally:
+        sys.modules.pop("typo_hooks", None)

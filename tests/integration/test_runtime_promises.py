@@ -255,10 +255,6 @@ def environment_of_a_built_run(trainer_settings: dict[str, Any]) -> dict[str, An
     return last_state()["environment"]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="build_runtime notes the environment before fit puts trainer.* in force",
-)
 def test_a_built_runtime_saves_the_environment_its_fit_computes_in() -> None:
     environment = environment_of_a_built_run({"deterministic": True, "num_threads": 2})
     assert (environment["deterministic"], environment["threads"]) == (True, 2)
