@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from speedtronic.config.factory import Factory
+from speedtronic.core.errors import ConfigError
 from speedtronic.core.settings import PathText, Settings
 
 if TYPE_CHECKING:
@@ -62,7 +63,13 @@ class LoggingSettings(Settings):
 def _build_hook(hook: Factory, offered: Mapping[str, Any]) -> Any:
     if hook.is_event_function():
         return hook.resolve()
-    return hook.call(section="logging.hooks", offered=offered)
+    built = hook.call(section="logging.hooks", offered=offered)
+    if not callable(built) and not callable(getattr(built, "on_event", None)):
+        raise ConfigError(
+            f"logging.hooks must be callable or have on_event(event, payload), got {hook.target};"
+            " give it one of the two"
+        )
+    return built
 
 
 def _below(folder: Path | None, name: str | None) -> Path | None:

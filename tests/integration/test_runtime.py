@@ -588,7 +588,7 @@ def test_a_hook_that_would_never_be_called_is_refused(workdir: Path) -> None:
     import sys
 
     try:
-        with pytest.raises(ConfigError, match="logging.hooks must be callable or have on_event"):
+        with pytest.raises(ConfigError, match=r"logging\.hooks must be callable or have on_event"):
             speedtronic.build_runtime(
                 settings(logging={"hooks": [{"_target_": "typo_hooks.Hook"}]})
             )
