@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -49,8 +50,8 @@ class Runtime:
     """Checkpoints."""
     trainer: Trainer
     """The loop around all of them."""
-    resumed_step: int | None = None
-    """Step of the checkpoint the run continues from, None for a fresh start."""
+    environment: dict[str, Any]
+    """What bit-identical results depend on beside the settings."""
 
 
 def assemble(
@@ -83,9 +84,7 @@ def assemble(
         optimizer = config.optimizer.build(model=model, device=live_device)
         schedule = config.scheduler.build(optimizer=optimizer, max_steps=config.effective_max_steps)
     environment = training_environment(
-        device=live_device,
-        num_threads=owner.num_threads,
-        deterministic=config.trainer.deterministic,
+        config, device=live_device, precision=precision, num_threads=owner.num_threads
     )
     tokenizer = data.tokenizer
     trainer = Trainer(
@@ -130,7 +129,7 @@ def assemble(
         logger=logger,
         manager=manager,
         trainer=trainer,
-        resumed_step=resumed_step,
+        environment=environment,
     )
 
 

@@ -16,8 +16,9 @@ from speedtronic.config import SpeedtronicConfig
 from speedtronic.config.resume import changes_between, check_compatible
 from speedtronic.core.errors import CheckpointError
 from speedtronic.metrics.logger import MetricLogger
+from speedtronic.models.attention import attention_form
 from speedtronic.optim.hyperparameters import set_hyperparameters
-from speedtronic.precision import PRECISION_MODES
+from speedtronic.precision import PRECISION_MODES, PrecisionPlan
 from speedtronic.run_folder.environment import cpu_model, package_versions
 from speedtronic.schedule.build import reimpose_schedule
 from speedtronic.trainer import Trainer
@@ -26,21 +27,31 @@ _HYPERPARAMETERS = ("lr", "betas", "weight_decay")
 
 
 def training_environment(
-    *, device: torch.device, num_threads: int | None, deterministic: bool
+    config: SpeedtronicConfig,
+    *,
+    device: torch.device,
+    precision: PrecisionPlan,
+    num_threads: int | None,
 ) -> dict[str, Any]:
-    """Return what bit-identical results depend on beside the configuration.
+    """Return what bit-identical results depend on beside the locked settings.
 
     Args:
+        config: The settings of this segment.
         device: Where the model runs.
+        precision: Number format of the forward.
         num_threads: CPU threads that a fit puts in force; None for the present number.
-        deterministic: Whether a fit allows deterministic algorithms only.
     """
+    deterministic = config.trainer.deterministic
     versions = package_versions()
     return {
         "device": device.type,
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model(),
         "threads": num_threads or torch.get_num_threads(),
         "deterministic": deterministic or torch.are_deterministic_algorithms_enabled(),
+        "compile": config.compile,
+        "attention": attention_form(
+            length=config.effective_block_size, dtype=precision.dtype, device=device
+        ),
         "torch": versions.get("torch", torch.__version__),
         "speedtronic": versions.get("speedtronic", ""),
     }

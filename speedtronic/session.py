@@ -184,6 +184,7 @@ def describe_run(runtime: Runtime) -> dict[str, Any]:
         "device": str(runtime.trainer.device),
         "precision": runtime.precision.mode,
         "threads": torch.get_num_threads(),
+        "environment": runtime.environment,
         "tags": list(runtime.config.tags),
     }
 

@@ -126,6 +126,18 @@ def causal_padding_mask(attention_mask_BT: Tensor) -> Tensor:
     return (seen_BTT | torch.eye(length, dtype=torch.bool, device=ones_TT.device)).unsqueeze(1)
 
 
+def attention_form(*, length: int, dtype: torch.dtype, device: torch.device) -> str:
+    """Return the form unpadded attention takes: ``products`` or ``sdpa``.
+
+    Args:
+        length: Positions.
+        dtype: Number format of the queries.
+        device: Where they are.
+    """
+    chosen = _prefers_products(length=length, dtype=dtype, device=device)
+    return "products" if chosen else "sdpa"
+
+
 def _prefers_products(*, length: int, dtype: torch.dtype, device: torch.device) -> bool:
     return device.type == "cpu" and dtype is torch.bfloat16 and length <= _MAX_PRODUCTS_LENGTH
 

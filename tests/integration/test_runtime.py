@@ -594,3 +594,14 @@ def test_a_hook_that_would_never_be_called_is_refused(workdir: Path) -> None:
             )
     finally:
         sys.modules.pop("typo_hooks", None)
+
+
+def test_resuming_with_another_compile_decision_is_not_called_exact() -> None:
+    speedtronic.train_from_config(settings(), max_steps=4)
+    environment = last_state("R")["environment"]
+    assert (environment["compile"], environment["attention"]) == (False, "sdpa")
+    assert json.loads(Path("R/run.json").read_text())["facts"]["environment"] == environment
+
+    trainer, _ = speedtronic.build_runtime(settings(compile=True), resume=True)
+
+    assert trainer.exact is False
