@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
+from multiprocessing import resource_tracker, util
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -56,7 +56,19 @@ def start_iterator(loader: Iterable[Any]) -> Started:
     before = set(multiprocessing.active_children())
     with _stop_signals_blocked():
         iterator = iter(loader)
-    return Started(iterator, frozenset(multiprocessing.active_children()) - before)
+    workers = frozenset(multiprocessing.active_children()) - before
+    if workers:
+        # Before Python's own end of daemons: they never see its SIGTERM, and it waits for them.
+        util.Finalize(None, _kill_at_exit, args=(workers,), exitpriority=100)
+    return Started(iterator, workers)
+
+
+def _kill_at_exit(workers: Iterable[BaseProcess]) -> None:
+    alive = [worker for worker in workers if worker.is_alive()]
+    if alive:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would call their end a fault
+    for worker in alive:
+        worker.kill()
 
 
 def ignore_stop_signals(_worker: int) -> None:

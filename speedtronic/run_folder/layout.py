@@ -118,17 +118,8 @@ class RunFolder:
         """Return whether the folder holds files and none of them is a run's."""
         if not self.path.is_dir():
             return False
-        known = (
-            self.lock,
-            self.owner_json,
-            self.hydra,
-            self.run_json,
-            self.config_json,
-            self.result_json,
-            self.metrics,
-            self.checkpoints,
-            self.log,
-        )
+        # Not config.json and the like: folders of other programs have those as well.
+        known = (self.lock, self.owner_json, self.hydra, self.run_json)
         entries = {entry.name for entry in self.path.iterdir()}
         return bool(entries) and entries.isdisjoint(path.name for path in known)
 

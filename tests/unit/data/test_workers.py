@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from torch.utils.data import DataLoader, Dataset
@@ -165,3 +166,27 @@ def test_an_error_of_the_users_data_set_is_not_hidden_by_closing():
     caught.value.__traceback__ = None  # It holds torch's iterator, and that its thread.
     del caught
     gc.collect()
+
+
+def test_a_program_with_a_failed_fit_and_live_workers_ends(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, signal, sys, time, torch\n"
+        "from speedtronic.data.feed import BatchFeed\n"
+        "class Slow(torch.utils.data.Dataset):\n"
+        "    def __len__(self):\n"
+        "        return 1000\n"
+        "    def __getitem__(self, index):\n"
+        "        time.sleep(0.01)\n"
+        "        return torch.tensor(index)\n"
+        "loader = torch.utils.data.DataLoader(Slow(), batch_size=2, num_workers=2)\n"
+        "feed = BatchFeed(loader, stop=None)\n"
+        "feed.next()\n"
+        "kept = feed\n"
+        "raise KeyboardInterrupt\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=40, check=False
+    )
+    assert "KeyboardInterrupt" in done.stderr
+    assert done.returncode != 0

@@ -168,3 +168,10 @@ def test_a_folder_of_something_else_is_never_claimed(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     (tmp_path / "run.json").write_text("{}")
     claim_folder(tmp_path).release()
+
+
+def test_a_model_folder_of_another_program_is_no_run(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(RunFolderError, match="holds files that are no run's"):
+        claim_folder(tmp_path)
