@@ -116,7 +116,7 @@ class RunFolder:
 
     def is_foreign(self) -> bool:
         """Return whether the folder holds files and none of them is a run's."""
-        if not self.path.is_dir():
+        if not self.path.is_dir() or self.latest_step() is not None:
             return False
         # Not config.json and the like: folders of other programs have those as well.
         known = (self.lock, self.owner_json, self.hydra, self.run_json)
