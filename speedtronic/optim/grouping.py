@@ -59,7 +59,7 @@ def decay_groups(
         ConfigError: the model has no trainable parameter.
     """
     parameters = trainable_parameters(model)
-    exempt = _exempt_parameters(model) if decay == "matrices" else set()
+    exempt = exempt_parameters(model) if decay == "matrices" else set()
     decayed = [item for item in parameters.items() if id(item[1]) not in exempt]
     others = [item for item in parameters.items() if id(item[1]) in exempt]
     groups: list[ParameterGroup] = [
@@ -69,7 +69,7 @@ def decay_groups(
     return [group for group in groups if group["params"]]
 
 
-def _exempt_parameters(model: nn.Module) -> set[int]:
+def exempt_parameters(model: nn.Module) -> set[int]:
     """Return the ids of parameters that do not decay; by identity, so that ties do not matter."""
     exempt = set()
     for module in model.modules():
