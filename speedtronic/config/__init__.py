@@ -36,6 +36,7 @@ from speedtronic.config.scheduler import (
     ForeignSchedulerSettings,
     LinearSettings,
     SchedulerSettings,
+    WSDSettings,
 )
 from speedtronic.config.schema import SpeedtronicConfig
 from speedtronic.config.trainer import TrainerSettings
@@ -72,6 +73,7 @@ __all__ = [
     "TextDataSettings",
     "TokensDataSettings",
     "TrainerSettings",
+    "WSDSettings",
     "load_config",
     "resolve_precision",
 ]

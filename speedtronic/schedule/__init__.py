@@ -1,1 +1,1 @@
-"""Learning-rate schedules: pure functions of the step, and the LambdaLR over them."""
+"""Schedules of learning rate, momentum and decay: pure functions, and the LambdaLR over them."""

@@ -12,6 +12,9 @@ from torch import nn
 from torch.optim import SGD
 
 from speedtronic.schedule.build import build_schedule, reimpose_schedule
+from speedtronic.schedule.curves import MomentumPlan
+
+KINDS = ["cosine", "constant", "linear", "wsd"]
 
 
 def make_optimizer(lr: float = 1.0) -> SGD:
@@ -62,6 +65,56 @@ def test_the_rate_stays_at_the_floor_past_the_horizon() -> None:
     assert advance(optimizer, schedule, 8) == [0.25] * 8
 
 
+def test_wsd_takes_its_ratio_and_shape() -> None:
+    optimizer = make_optimizer()
+    schedule = build_schedule(
+        optimizer,
+        kind="wsd",
+        warmup_steps=2,
+        horizon=8,
+        min_ratio=0.0,
+        decay_ratio=0.375,
+        decay_shape="1-sqrt",
+    )
+    found = advance(optimizer, schedule, 10)
+    falling = [0.5, 1 - 0.5**0.5, 1 - 0.75**0.5]
+    expected = [0.5, 1.0, 1.0, 1.0, 1.0, *falling, 0.0, 0.0]
+    assert found == pytest.approx(expected, abs=1e-15)
+
+
+# optim.md (28), public_bugs.md: rate 0 on the first step
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_update_has_a_wth_and_update_w_the_peak(kind: str) -> None:
+    optimizer = make_optimizer()
+    schedule = build_schedule(optimizer, kind=kind, warmup_steps=4, horizon=20)
+    used = advance(optimizer, schedule, 20)
+    assert used[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert max(used) == 1.0
+    assert used[-1] > 0.0
+
+
+# optim.md (28): the floor for ever
+@pytest.mark.parametrize("kind", ["cosine", "linear", "wsd"])
+def test_no_schedule_climbs_back_after_its_end(kind: str) -> None:
+    optimizer = make_optimizer()
+    torch_cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4)
+    theirs = [*advance(optimizer, torch_cosine, 8), rates(optimizer)[0]]
+    assert theirs[4::2] == pytest.approx([0.0, 0.5, 1.0], abs=1e-15)  # T, 1.5 T, 2 T
+
+    optimizer = make_optimizer()
+    ours = build_schedule(optimizer, kind=kind, warmup_steps=0, horizon=4, min_ratio=0.0)
+    assert advance(optimizer, ours, 13)[4:] == [0.0] * 9
+
+
+# optim.md (30): one update in all
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("warmup_steps", [None, 0, 1])
+def test_a_run_of_one_update_has_the_full_rate(kind: str, warmup_steps: int | None) -> None:
+    optimizer = make_optimizer()
+    build_schedule(optimizer, kind=kind, warmup_steps=warmup_steps, horizon=1, decay_ratio=0.4)
+    assert rates(optimizer)[0] == 1.0
+
+
 def test_no_warmup_given_means_a_tenth_of_the_horizon() -> None:
     optimizer = make_optimizer()
     schedule = build_schedule(optimizer, kind="constant", horizon=40)
@@ -79,7 +132,8 @@ def test_a_warmup_above_the_horizon_is_kept_and_warned_about() -> None:
         build_schedule(make_optimizer(), kind="cosine", warmup_steps=4, horizon=4)
 
 
-@pytest.mark.parametrize("kind", ["cosine", "constant", "linear"])
+# optim.md (29), public_bugs.md: resume order resets the rate
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("restored_at", [0, 1, 5, 12, 20])
 @pytest.mark.parametrize("optimizer_first", [True, False])
 def test_a_schedule_restored_at_any_step_and_in_any_order_goes_on_exactly(
@@ -106,6 +160,21 @@ def test_a_schedule_restored_at_any_step_and_in_any_order_goes_on_exactly(
     assert advance(other, resumed, 10) == expected
 
 
+# public_bugs.md: a restored schedule alone does not set the rate
+def test_a_restored_schedule_is_in_force_once_it_is_put_in_force() -> None:
+    optimizer = make_optimizer()
+    settings = {"kind": "linear", "warmup_steps": 0, "horizon": 10, "min_ratio": 0.0}
+    schedule = build_schedule(optimizer, **settings)
+    advance(optimizer, schedule, 5)
+    other = make_optimizer()
+    resumed = build_schedule(other, **settings)
+    resumed.load_state_dict(schedule.state_dict())
+    assert rates(other) == [1.0, 0.5]
+    reimpose_schedule(resumed)
+    assert rates(other) == [0.5, 0.25]
+
+
+# public_bugs.md: the horizon of a checkpoint overrides a new configuration
 def test_the_horizon_of_a_checkpoint_does_not_override_the_configured_one() -> None:
     optimizer = make_optimizer()
     short = build_schedule(optimizer, kind="linear", warmup_steps=0, horizon=10, min_ratio=0.0)
@@ -121,3 +190,49 @@ def test_the_horizon_of_a_checkpoint_does_not_override_the_configured_one() -> N
 def test_the_state_of_a_schedule_is_plain() -> None:
     schedule = build_schedule(make_optimizer(), kind="cosine", horizon=10)
     assert json.loads(json.dumps(schedule.state_dict()))["lr_lambdas"] == [None, None]
+
+
+# Momentum and weight decay ------------------------------------------------------------------------
+
+
+def test_with_constant_momentum_and_decay_it_is_a_plain_schedule_and_touches_neither() -> None:
+    optimizer = SGD([nn.Parameter(torch.ones(1))], lr=1.0, momentum=0.9, weight_decay=0.1)
+    schedule = build_schedule(optimizer, kind="wsd", horizon=10)
+    assert type(schedule) is torch.optim.lr_scheduler.LambdaLR
+    advance(optimizer, schedule, 12)
+    group = optimizer.param_groups[0]
+    assert (group["momentum"], group["weight_decay"]) == (0.9, 0.1)
+    assert "initial_momentum" not in group
+    assert "initial_weight_decay" not in group
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"momentum": MomentumPlan(start=0.85, end=0.8)},
+            "scheduler.momentum_start has nothing to move: no group of SGD has a momentum above 0",
+        ),
+        (
+            {"momentum": MomentumPlan(end=0.8)},
+            "scheduler.momentum_end has nothing to move: no group of SGD has a momentum above 0",
+        ),
+        (
+            {"weight_decay_shape": "cosine"},
+            "scheduler.weight_decay_shape has nothing to move: no group of SGD has a"
+            " weight_decay above 0",
+        ),
+    ],
+)
+def test_a_curve_with_nothing_to_move_is_warned_of_once(arguments, message) -> None:
+    with pytest.warns(UserWarning) as caught:  # noqa: PT030 - the whole text is asserted below
+        build_schedule(make_optimizer(), kind="cosine", horizon=10, **arguments)
+    assert [str(warning.message) for warning in caught] == [message]
+
+
+def test_a_momentum_warmup_above_the_horizon_is_warned_about() -> None:
+    optimizer = SGD([nn.Parameter(torch.ones(1))], lr=1.0, momentum=0.9)
+    plan = MomentumPlan(start=0.5, warmup_steps=11)
+    message = r"scheduler.momentum_warmup_steps \(11\) is above the horizon \(10\): the full mom"
+    with pytest.warns(UserWarning, match=message):
+        build_schedule(optimizer, kind="cosine", horizon=10, momentum=plan)
