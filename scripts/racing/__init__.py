@@ -1,0 +1,1 @@
+"""The parts of ``scripts/race.py``: runs read, settings compared, numbers written and drawn."""
