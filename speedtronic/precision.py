@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from speedtronic.core.errors import ConfigError, FallbackWarning
+from speedtronic.core.hardware import has_fast_bf16
 
 PRECISION_MODES = ("auto", "bf16", "fp16", "fp32")
 
@@ -97,28 +98,16 @@ def resolve_device(name: str | torch.device) -> torch.device:
     return device
 
 
-def has_fast_bf16_cpu() -> bool:
-    """Tell whether this CPU multiplies bf16 matrices in hardware (AMX or AVX512-BF16)."""
-    capabilities = torch.cpu.get_capabilities()
-    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
-
-
 def _fastest_mode(device: torch.device) -> str:
-    if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    if device.type == "cpu" and has_fast_bf16_cpu():
+    if has_fast_bf16(device):
         return "bf16"
-    return "fp32"
+    return "fp16" if device.type == "cuda" else "fp32"
 
 
 def _obstacle(mode: str, device: torch.device) -> str | None:
     if mode == "fp16" and device.type != "cuda":
         return f"needs a CUDA device, not {device.type}"
-    if (
-        mode == "bf16"
-        and device.type == "cuda"
-        and not torch.cuda.is_bf16_supported(including_emulation=False)
-    ):
+    if mode == "bf16" and device.type == "cuda" and not has_fast_bf16(device):
         return f"is not supported by {torch.cuda.get_device_name(device)}"
     return None
 

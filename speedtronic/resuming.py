@@ -17,13 +17,22 @@ from speedtronic.config.resume import changes_between, check_compatible
 from speedtronic.core.errors import CheckpointError
 from speedtronic.metrics.logger import MetricLogger
 from speedtronic.models.attention import attention_form
-from speedtronic.optim.hyperparameters import set_hyperparameters
+from speedtronic.optim.hyperparameters import (
+    Hyperparameters,
+    configured_hyperparameters,
+    set_hyperparameters,
+)
 from speedtronic.precision import PRECISION_MODES, PrecisionPlan
 from speedtronic.run_folder.environment import cpu_model, package_versions
 from speedtronic.schedule.build import reimpose_schedule
 from speedtronic.trainer import Trainer
 
-_HYPERPARAMETERS = ("lr", "betas", "weight_decay")
+# Settings whose values stand in the groups of an optimizer under another name.
+_GROUP_KEYS = {
+    "muon_lr": "lr",
+    "muon_momentum": "momentum",
+    "muon_weight_decay": "weight_decay",
+}
 
 
 def training_environment(
@@ -118,8 +127,9 @@ def restore(
         changes = changes_between(saved, config.to_dict())
         check_compatible(changes, run_dir=str(manager.directory.parent))
     check_model_state(trainer.model, state)
+    configured = configured_hyperparameters(trainer.optimizer)
     trainer.resume(state)
-    _apply_changes(trainer, state, config=config, logger=logger)
+    _apply_changes(trainer, state, config=config, configured=configured, logger=logger)
     differences = _differences(state.get("environment") or {}, environment)
     precision = state.get("precision") or {}
     if precision.get("mode", trainer.precision.mode) != trainer.precision.mode:
@@ -136,18 +146,16 @@ def _apply_changes(
     state: Mapping[str, Any],
     *,
     config: SpeedtronicConfig,
+    configured: Hyperparameters,
     logger: MetricLogger,
 ) -> None:
     """Apply changed hyperparameters and a changed curve; say the learning rate before and after."""
     rate_before = trainer.optimizer.param_groups[0]["lr"]
     saved = (state.get("config") or {}).get("optimizer", {})
     wanted = config.to_dict()["optimizer"]
-    changed = {
-        key: wanted[key]
-        for key in _HYPERPARAMETERS
-        if wanted.get(key, saved.get(key)) != saved.get(key)
-    }
-    for line in set_hyperparameters(trainer.optimizer, **changed):
+    changed = {key for key in wanted if wanted[key] != saved.get(key, wanted[key])}
+    keys = {_GROUP_KEYS.get(key, key) for key in changed}
+    for line in set_hyperparameters(trainer.optimizer, configured, keys=keys):
         logger.info(f"resume: {line}")
     if isinstance(trainer.scheduler, LambdaLR):
         reimpose_schedule(trainer.scheduler)

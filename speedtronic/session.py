@@ -14,9 +14,11 @@ import torch
 
 from speedtronic.assembly import Runtime, assemble, choose_folder
 from speedtronic.config import SpeedtronicConfig
+from speedtronic.config.muon import HybridSettings
 from speedtronic.core.errors import SpeedtronicError
 from speedtronic.core.files import write_json
 from speedtronic.core.stopping import StopFlag
+from speedtronic.optim.routing_table import describe_routes
 from speedtronic.ownership import RunOwner
 from speedtronic.run_folder.commands import resume_command, shown_path
 from speedtronic.run_folder.records import (
@@ -100,6 +102,7 @@ def _train(runtime: Runtime, *, argv: Sequence[str] | None, stop: StopFlag) -> S
         if runtime.data.tokenizer is not None:
             write_json(folder.tokenizer, runtime.data.tokenizer.to_dict())
         announce(runtime)
+        record_routing(runtime)
         result = trainer.fit()
     except BaseException as error:
         elapsed_s = time.perf_counter() - started
@@ -202,6 +205,17 @@ def announce(runtime: Runtime) -> None:
         f"to step {config.effective_max_steps:,}, each of {config.data.update_batch_size} samples;"
         f" folder {shown_path(runtime.folder.path)}"
     )
+
+
+def record_routing(runtime: Runtime) -> None:
+    """Log and save which algorithm trains which parameter, where there is more than one."""
+    settings = runtime.config.optimizer
+    if not isinstance(settings, HybridSettings):
+        return
+    routes = settings.route(model=runtime.model)
+    write_json(runtime.folder.routing, settings.routing_records(routes))
+    for line in describe_routes(routes):
+        runtime.logger.info(line)
 
 
 def _resume_line(runtime: Runtime, *, is_command: bool, further: Sequence[str] = ()) -> str:

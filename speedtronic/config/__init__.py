@@ -23,6 +23,7 @@ from speedtronic.config.model import (
     ModelSettings,
     RegisteredModelSettings,
 )
+from speedtronic.config.muon import MuonSettings, RoutingRuleSettings, TorchMuonSettings
 from speedtronic.config.optimizer import (
     AdamWSettings,
     ForeignOptimizerSettings,
@@ -61,9 +62,11 @@ __all__ = [
     "LinearSettings",
     "LoggingSettings",
     "ModelSettings",
+    "MuonSettings",
     "OptimizerSettings",
     "PrecisionSettings",
     "RegisteredModelSettings",
+    "RoutingRuleSettings",
     "RunSettings",
     "SchedulerSettings",
     "SoloSettings",
@@ -72,6 +75,7 @@ __all__ = [
     "SyntheticDataSettings",
     "TextDataSettings",
     "TokensDataSettings",
+    "TorchMuonSettings",
     "TrainerSettings",
     "WSDSettings",
     "load_config",

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from speedtronic.config.model import GPTSettings
+from speedtronic.config.muon import HybridSettings
 from speedtronic.config.scheduler import FactorScheduleSettings
 from speedtronic.config.schema import SpeedtronicConfig
 
@@ -27,7 +28,21 @@ def derived_values(config: SpeedtronicConfig) -> dict[str, Any]:
     if isinstance(config.scheduler, FactorScheduleSettings):
         derived["scheduler.max_steps"] = config.scheduler.resolve_horizon(target)
         derived["scheduler.warmup_steps"] = config.scheduler.resolve_warmup(target)
+        derived |= _momentum_steps(config.scheduler, target)
+    if isinstance(config.optimizer, HybridSettings):
+        derived["optimizer.muon_weight_decay"] = config.optimizer.weight_decay
     return derived
+
+
+def _momentum_steps(scheduler: FactorScheduleSettings, target: int) -> dict[str, int]:
+    """Return the lengths of the momentum's rise and fall, where it has them."""
+    plan, horizon = scheduler.momentum_plan(), scheduler.resolve_horizon(target)
+    steps = {}
+    if plan.start is not None:
+        steps["scheduler.momentum_warmup_steps"] = plan.resolve_warmup(horizon)
+    if plan.end is not None:
+        steps["scheduler.momentum_cooldown_steps"] = plan.resolve_cooldown(horizon)
+    return steps
 
 
 def describe_config(config: SpeedtronicConfig) -> str:

@@ -148,6 +148,8 @@ def write_section(settings: Settings) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Factory):
         return {"_target_": value.target, **_plain(value.arguments)}
+    if isinstance(value, Settings):
+        return {name: _plain(getattr(value, name)) for name in type(value).model_fields}
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -46,6 +46,15 @@ _LOCKED = (
     "optimizer._target_",
     "optimizer.name",
     "optimizer.decay",
+    "optimizer.cautious",
+    "optimizer.muon_nesterov",
+    "optimizer.muon_ns_steps",
+    "optimizer.muon_plus",
+    "optimizer.normuon",
+    "optimizer.normuon_beta2",
+    "optimizer.orthogonalization",
+    "optimizer.routing",
+    "optimizer.scale",
 )
 _FREE = ("data.num_workers", "data.prefetch_factor", "data.pin_memory", "data.max_steps")
 _MISSING = object()

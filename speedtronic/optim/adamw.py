@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from speedtronic.core.errors import FallbackWarning
+from speedtronic.optim.adamw_step import CautiousAdamW
+from speedtronic.optim.cautious import Caution
 from speedtronic.optim.grouping import DecayRule, ParameterGroup, decay_groups
 
 # What torch raises when the fused form cannot run: no kernel for the device or dtype, and, without
@@ -23,9 +27,10 @@ def build_adamw(  # noqa: PLR0913 - one argument per hyperparameter
     eps: float = 1e-8,
     weight_decay: float = 0.1,
     decay: DecayRule = "matrices",
+    cautious: Caution | None = None,
     fused: bool | None = None,
     device: torch.device,
-) -> torch.optim.AdamW:
+) -> Optimizer:
     """Build AdamW with named parameters, weight decay on matrices only.
 
     On two CPU cores the fused form is 3 to 6 times faster than the default loop, with the same
@@ -38,6 +43,7 @@ def build_adamw(  # noqa: PLR0913 - one argument per hyperparameter
         eps: Added to the root of the second moment.
         weight_decay: Of the decayed group, multiplied by the learning rate.
         decay: Which parameters decay, see ``decay_groups``.
+        cautious: ``update`` masks the update, ``wd`` the decay; not with ``fused``.
         fused: None uses the fused form where it works; True tries it; False does not.
         device: Where the parameters will be when the optimizer steps.
 
@@ -45,6 +51,8 @@ def build_adamw(  # noqa: PLR0913 - one argument per hyperparameter
         ConfigError: the model has no trainable parameter.
     """
     groups = decay_groups(model, weight_decay=weight_decay, decay=decay)
+    if cautious is not None:
+        return CautiousAdamW(groups, lr=lr, betas=betas, eps=eps, cautious=cautious)
 
     def build(*, fused: bool) -> torch.optim.AdamW:
         # Copies, because a construction that fails has already changed its groups.
@@ -54,7 +62,8 @@ def build_adamw(  # noqa: PLR0913 - one argument per hyperparameter
 
     if fused is False:
         return build(fused=False)
-    reason = _obstacle(groups, device=device, is_probed=fused is None)
+    named = {name: parameter for group in groups for name, parameter in group["params"]}
+    reason = fused_obstacle(named, device=device, is_probed=fused is None)
     if reason is None:
         try:
             return build(fused=True)
@@ -78,12 +87,19 @@ def supports_fused_adamw(device: torch.device | str) -> bool:
     return True
 
 
-def _obstacle(groups: list[ParameterGroup], *, device: torch.device, is_probed: bool) -> str | None:
-    """Return why the fused form would fail at its first step; its constructor does not see it."""
-    for group in groups:
-        for name, parameter in group["params"]:
-            if not parameter.is_floating_point():
-                return f"parameter {name} is {str(parameter.dtype).removeprefix('torch.')}"
+def fused_obstacle(
+    parameters: Mapping[str, nn.Parameter], *, device: torch.device, is_probed: bool = True
+) -> str | None:
+    """Return why the fused form would fail at its first step; its constructor does not see it.
+
+    Args:
+        parameters: By name.
+        device: Where they will be.
+        is_probed: Whether to try the fused form on the device.
+    """
+    for name, parameter in parameters.items():
+        if not parameter.is_floating_point():
+            return f"parameter {name} is {str(parameter.dtype).removeprefix('torch.')}"
     if is_probed and not supports_fused_adamw(device):
         return f"it does not run on {device}"
     return None

@@ -1,54 +1,68 @@
-"""Changing the hyperparameters of an optimizer that was restored from a checkpoint."""
+"""Changing the hyperparameters of an optimizer that was restored from a checkpoint.
+
+An optimizer as it was just built holds the configured values, group by group; they are noted before
+the restore and put back after it where the configuration asks for them.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, TypeAlias
 
 from torch.optim import Optimizer
 
-from speedtronic.optim.grouping import NOT_DECAYED, ParameterGroup
+from speedtronic.optim.grouping import ParameterGroup
+
+Hyperparameters: TypeAlias = Sequence[dict[str, Any]]
+"""The values of every group, in the order of the groups."""
+
+_STRUCTURE = frozenset({"params", "param_names", "name", "algorithm", "layouts", "row_splits"})
+_BASE = "initial_"  # a schedule keeps the value that it scales under this name
+
+
+def configured_hyperparameters(optimizer: Optimizer) -> Hyperparameters:
+    """Return the hyperparameters of an optimizer before any schedule's factor."""
+    return [
+        {
+            key: group.get(_BASE + key, value)
+            for key, value in group.items()
+            if key not in _STRUCTURE and not key.startswith(_BASE)
+        }
+        for group in optimizer.param_groups
+    ]
 
 
 def set_hyperparameters(
-    optimizer: Optimizer,
-    *,
-    lr: float | None = None,
-    betas: tuple[float, float] | None = None,
-    weight_decay: float | None = None,
+    optimizer: Optimizer, configured: Hyperparameters, *, keys: Collection[str]
 ) -> list[str]:
     """Put configured hyperparameters in force where they differ from those of the optimizer.
 
-    The group without decay keeps its zero. With a schedule, ``lr`` is the rate that it multiplies:
-    call ``reimpose_schedule`` afterwards.
+    Where a schedule scales a value, the base is changed: call ``reimpose_schedule`` afterwards.
 
     Args:
-        optimizer: Built by this package or any other; keys that a group lacks are not added.
-        lr: Base learning rate; None leaves it.
-        betas: Decay of the moments; None leaves it.
-        weight_decay: None leaves it.
+        optimizer: Restored; its groups are those that ``configured`` was noted from.
+        configured: From ``configured_hyperparameters``.
+        keys: Which of them to change.
 
     Returns:
         One line for each change, like ``optimizer.lr: 0.001 -> 0.002``.
     """
-    wanted = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
     changes: dict[str, None] = {}  # a set that keeps its order
-    for group in optimizer.param_groups:
-        for key, value in wanted.items():
-            if value is None or key not in group:
-                continue
-            change = _set_in_group(group, key, value)
+    for group, wanted in zip(optimizer.param_groups, configured, strict=True):
+        for key in sorted(wanted.keys() & set(keys)):
+            change = _set_in_group(group, key, wanted[key])
             if change is not None:
                 changes[change] = None
     return list(changes)
 
 
-def _set_in_group(group: ParameterGroup, key: str, value: Any) -> str | None:
-    if key == "weight_decay" and group.get("name") == NOT_DECAYED:
-        return None
-    target = "initial_lr" if key == "lr" and "initial_lr" in group else key
-    new = tuple(value) if key == "betas" else value
-    old = tuple(group[target]) if key == "betas" else group[target]
-    if old == new:
+def _set_in_group(group: ParameterGroup, key: str, new: Any) -> str | None:
+    target = _BASE + key if _BASE + key in group else key
+    old = group.get(target)
+    if isinstance(old, list):
+        old = tuple(old)  # as a file may give it back
+    if old == (tuple(new) if isinstance(new, list) else new):
         return None
     group[target] = new
-    return f"optimizer.{key}: {old} -> {new}"
+    prefix = "muon_" if str(group.get("algorithm", "")).startswith("muon") else ""
+    return f"optimizer.{prefix}{key}: {old} -> {new}"

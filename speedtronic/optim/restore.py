@@ -17,6 +17,8 @@ from speedtronic.optim.grouping import ParameterGroup
 
 # How a step is computed, not what: these follow the present machine, not the one that saved.
 _IMPLEMENTATION_KEYS = ("fused", "foreach", "capturable", "differentiable")
+# What belongs to the parameters of a group, not to its hyperparameters.
+_STRUCTURE_KEYS = ("params", "param_names", "algorithm", "layouts", "row_splits")
 _NUM_NAMES_SHOWN = 3
 
 
@@ -31,15 +33,10 @@ def load_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None
         state: A value of ``optimizer.state_dict()``.
 
     Raises:
-        IncompatibleCheckpointError: the names differ, or, for an optimizer without names, the
-            number of parameters.
+        IncompatibleCheckpointError: the names or the algorithms differ, or, for an optimizer
+            without names, the number of parameters.
     """
-    present = optimizer.state_dict()["param_groups"]
-    saved = state["param_groups"]
-    if _are_named(present) and _are_named(saved):
-        loadable = _rearrange(present, state)
-    else:
-        loadable = {"param_groups": _with_flags_of(present, saved), "state": state["state"]}
+    loadable = match_by_name(optimizer, state)
     loadable["state"] = {key: _copy(value) for key, value in loadable["state"].items()}
     try:
         optimizer.load_state_dict(loadable)
@@ -47,6 +44,27 @@ def load_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None
         raise IncompatibleCheckpointError(
             f"the optimizer of the checkpoint does not fit this one: {error}"
         ) from error
+
+
+def match_by_name(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a saved state in the groups, order and numbering of an optimizer.
+
+    Without names, the state in its own order.
+
+    Args:
+        optimizer: Whose parameters the state is for.
+        state: A value of ``state_dict()`` of another instance; its tensors are not copied.
+
+    Raises:
+        IncompatibleCheckpointError: the names differ, or a parameter was trained by another
+            algorithm.
+    """
+    present = optimizer.state_dict()["param_groups"]
+    saved = state["param_groups"]
+    if _are_named(present) and _are_named(saved):
+        _check_algorithms(_algorithms_by_name(present), _algorithms_by_name(saved))
+        return _rearrange(present, state)
+    return {"param_groups": _with_flags_of(present, saved), "state": state["state"]}
 
 
 def _are_named(groups: list[ParameterGroup]) -> bool:
@@ -62,11 +80,7 @@ def _rearrange(present: list[ParameterGroup], state: Mapping[str, Any]) -> dict[
     groups = []
     for group in present:
         source = saved_groups.get(frozenset(group["param_names"]), group)
-        own = {
-            key: group[key]
-            for key in ("params", "param_names", *_IMPLEMENTATION_KEYS)
-            if key in group
-        }
+        own = {key: group[key] for key in (*_STRUCTURE_KEYS, *_IMPLEMENTATION_KEYS) if key in group}
         groups.append({**source, **own})
     per_parameter = {
         present_id: state["state"][saved_ids[name]]
@@ -82,6 +96,22 @@ def _ids_by_name(groups: list[ParameterGroup]) -> dict[str, int]:
         for group in groups
         for name, number in zip(group["param_names"], group["params"], strict=True)
     }
+
+
+def _algorithms_by_name(groups: list[ParameterGroup]) -> dict[str, Any]:
+    return {name: group.get("algorithm") for group in groups for name in group["param_names"]}
+
+
+def _check_algorithms(present: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    moved = [name for name in present if saved.get(name, present[name]) != present[name]]
+    if moved:
+        shown = ", ".join(
+            f"{name} ({saved[name]} -> {present[name]})" for name in moved[:_NUM_NAMES_SHOWN]
+        )
+        more = " ..." if moved[_NUM_NAMES_SHOWN:] else ""
+        raise IncompatibleCheckpointError(
+            f"optimizer.routing: the checkpoint trained {shown}{more}; give it the routing it had"
+        )
 
 
 def _check_names(present: Any, saved: Any) -> None:

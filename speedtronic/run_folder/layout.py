@@ -79,6 +79,11 @@ class RunFolder:
         return self.path / "tokenizer.json"
 
     @property
+    def routing(self) -> Path:
+        """Which algorithm trains which parameter; only of runs with more than one."""
+        return self.path / "routing.json"
+
+    @property
     def lock(self) -> Path:
         """The file whose lock makes one process the owner."""
         return self.path / ".lock"

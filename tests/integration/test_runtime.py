@@ -376,9 +376,9 @@ def test_what_would_be_another_run_is_not_resumed(changed: dict[str, Any], named
 def test_an_automatic_precision_means_on_resume_what_it_meant_at_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("speedtronic.precision.has_fast_bf16_cpu", lambda: True)
+    monkeypatch.setattr("speedtronic.precision.has_fast_bf16", lambda device: True)
     speedtronic.train_from_config(settings(precision="auto"), max_steps=4)
-    monkeypatch.setattr("speedtronic.precision.has_fast_bf16_cpu", lambda: False)
+    monkeypatch.setattr("speedtronic.precision.has_fast_bf16", lambda device: False)
 
     speedtronic.train_from_config(settings(precision="auto"), resume=True)
 

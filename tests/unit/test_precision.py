@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from speedtronic.core.errors import ConfigError, FallbackWarning
-from speedtronic.precision import PrecisionPlan, has_fast_bf16_cpu, plan_precision, resolve_device
+from speedtronic.core.hardware import has_fast_bf16
+from speedtronic.precision import PrecisionPlan, plan_precision, resolve_device
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -37,7 +38,7 @@ def test_auto_takes_bf16_on_cpus_that_multiply_it_in_hardware(
     monkeypatch: pytest.MonkeyPatch, capability: str, mode: str
 ) -> None:
     pretend_cpu(monkeypatch, **{capability: True})
-    assert has_fast_bf16_cpu() is (mode == "bf16")
+    assert has_fast_bf16(torch.device("cpu")) is (mode == "bf16")
     assert plan_precision(mode="auto", device=CPU).mode == mode
 
 

@@ -1,0 +1,358 @@
+"""Muon: momentum, made orthogonal, is the update of a matrix.
+
+Legend: R rows (outputs), C columns (inputs) of a matrix, N matrices of a stack.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from speedtronic.core.errors import ConfigError
+from speedtronic.optim.cautious import Caution, cautious_decay_, cautious_mask
+from speedtronic.optim.grouping import ParameterGroup
+from speedtronic.optim.matrices import (
+    Layout,
+    as_matrices,
+    default_layout,
+    fits_layout,
+    from_matrices,
+    matrix_shape,
+    split_rows,
+)
+from speedtronic.optim.polar import Method, coefficients_of, orthogonalize, product_dtype
+from speedtronic.optim.rescaling import (
+    RESCALINGS,
+    Rescaling,
+    even_out_neurons,
+    rescale_rows_and_columns,
+)
+from speedtronic.optim.tagged import (
+    Algorithm,
+    State,
+    TaggedOptimizer,
+    check_numbers,
+    check_tensors,
+    described,
+    gradient_of,
+)
+
+Scale: TypeAlias = Literal["original", "match_rms_adamw", "spectral_unclamped"]
+
+SCALES: dict[Scale, Callable[[int, int], float]] = {
+    # Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/.
+    "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
+    # Liu et al. 2025, https://arxiv.org/abs/2502.16982: the update has the RMS of AdamW's, 0.2.
+    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
+    # Bernstein 2025, https://jeremybernste.in/writing/deriving-muon.
+    "spectral_unclamped": lambda rows, columns: math.sqrt(rows / columns),
+}
+
+# Stacking pays while one product is too small to keep the cores busy; above, it only copies.
+_MAX_STACKED_SIDE = 256
+_INFINITY = math.inf
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One matrix or stack of matrices of a parameter, as views."""
+
+    weight: Tensor
+    gradient: Tensor
+    direction: Tensor
+    second_moment: Tensor | None
+    layout: Layout
+
+
+def update_muon(group: ParameterGroup, state: State) -> None:
+    """Take one Muon step with the parameters of a group that have a gradient.
+
+    ``M <- lerp(M, G, 1 - momentum)``; ``U = lerp(G, M, momentum)`` with ``nesterov``, else M; W
+    shrinks by ``lr * weight_decay``, then loses ``lr * scale(R, C) * orthogonalize(U)``.
+    """
+    blocks = list(_blocks(group, state))
+    for shape_blocks in _by_shape(blocks):
+        _update_blocks(shape_blocks, group)
+
+
+def _blocks(group: ParameterGroup, state: State) -> Iterator[_Block]:
+    """Advance the momentum of a group and yield the blocks of its parameters."""
+    indices = [index for index, p in enumerate(group["params"]) if p.grad is not None]
+    weights = [group["params"][index] for index in indices]
+    if not weights:
+        return
+    gradients = [gradient_of(weight, group) for weight in weights]
+    momenta = [_momentum(state[weight], weight) for weight in weights]
+    precise = [g.to(m.dtype) for g, m in zip(gradients, momenta, strict=True)]
+    torch._foreach_lerp_(momenta, precise, 1 - group["momentum"])
+    directions = momenta
+    if group["nesterov"]:
+        directions = list(
+            torch._foreach_lerp(  # noqa: SLF001 - torch has no public name
+                precise, momenta, group["momentum"]
+            )
+        )
+    for at, index in enumerate(indices):
+        layout = layout_of(group, index)
+        splits = _row_splits_of(group, index)
+        parts: list[Any] = [
+            split_rows(tensor, layout, splits)
+            for tensor in (weights[at], gradients[at], directions[at])
+        ]
+        if group["normuon_beta2"] is None:
+            moments: Any = [None] * max(1, len(splits))
+        else:
+            moments = _second_moment(state[weights[at]], weights[at], layout)
+            moments = torch.split(moments, list(splits) or [moments.shape[-2]], dim=-2)
+        for weight, gradient, direction, moment in zip(*parts, moments, strict=True):
+            yield _Block(weight, gradient, direction, moment, layout)
+
+
+def _by_shape(blocks: list[_Block]) -> Iterator[list[_Block]]:
+    """Yield lists of blocks whose matrices are orthogonalised in one go."""
+    stackable: dict[Any, list[_Block]] = {}
+    for block in blocks:
+        shape = matrix_shape(block.weight.shape, block.layout)
+        if min(shape) > _MAX_STACKED_SIDE:
+            yield [block]
+        else:
+            key = (shape, block.weight.device, block.direction.dtype)
+            stackable.setdefault(key, []).append(block)
+    yield from stackable.values()
+
+
+def _update_blocks(blocks: list[_Block], group: ParameterGroup) -> None:
+    """Orthogonalise blocks of one shape together and apply the update to each."""
+    rows, columns = matrix_shape(blocks[0].weight.shape, blocks[0].layout)
+    stacked_NRC, sizes = _stack(blocks)
+    update_NRC = orthogonalize(
+        stacked_NRC,
+        method=group["orthogonalization"],
+        num_steps=group["ns_steps"],
+        dtype=stacked_NRC.dtype,
+        eps=group["eps"],
+    )
+    if group["muon_plus"] is not None:
+        update_NRC = rescale_rows_and_columns(update_NRC, mode=group["muon_plus"])
+    if group["normuon_beta2"] is not None:
+        update_NRC = _even_out(update_NRC, blocks, beta2=group["normuon_beta2"])
+    updates = [
+        from_matrices(part if block.layout == "stack" else part[0], block.weight, block.layout)
+        for part, block in zip(torch.split(update_NRC, sizes), blocks, strict=True)
+    ]
+    if group["cautious"] == "update":
+        updates = [
+            update * cautious_mask(update, block.gradient)
+            for update, block in zip(updates, blocks, strict=True)
+        ]
+    weights = [block.weight for block in blocks]
+    shrinkage = group["lr"] * group["weight_decay"]
+    if group["cautious"] == "wd":
+        cautious_decay_(weights, updates, shrinkage=shrinkage)
+    else:
+        torch._foreach_mul_(weights, 1 - shrinkage)
+    torch._foreach_add_(
+        weights, updates, alpha=-group["lr"] * SCALES[group["scale"]](rows, columns)
+    )
+
+
+def _stack(blocks: list[_Block]) -> tuple[Tensor, list[int]]:
+    """Return the directions as one stack in the number format of the products, and its parts."""
+    matrices = [as_matrices(block.direction, block.layout) for block in blocks]
+    matrices = [m if m.ndim == 3 else m.unsqueeze(0) for m in matrices]  # noqa: PLR2004
+    dtype = product_dtype(matrices[0])
+    sizes = [m.shape[0] for m in matrices]
+    if len(matrices) == 1:
+        return matrices[0].to(dtype), sizes
+    # One pass that casts and copies, instead of one for each.
+    stacked_NRC = matrices[0].new_empty((sum(sizes), *matrices[0].shape[1:]), dtype=dtype)
+    torch._foreach_copy_(list(torch.split(stacked_NRC, sizes)), matrices)
+    return stacked_NRC, sizes
+
+
+def _even_out(update_NRC: Tensor, blocks: list[_Block], *, beta2: float) -> Tensor:
+    views = [block.second_moment for block in blocks]
+    moments = [m if m.ndim == 3 else m.unsqueeze(0) for m in views if m is not None]  # noqa: PLR2004
+    moment_NR1 = torch.cat(moments)
+    evened_NRC = even_out_neurons(update_NRC, moment_NR1, beta2=beta2)
+    torch._foreach_copy_(moments, list(torch.split(moment_NR1, [m.shape[0] for m in moments])))
+    return evened_NRC
+
+
+def _momentum(state: dict[str, Any], weight: Tensor) -> Tensor:
+    if "momentum_buffer" not in state:
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        state["momentum_buffer"] = torch.zeros_like(weight, dtype=dtype)
+    buffer: Tensor = state["momentum_buffer"]
+    return buffer
+
+
+def _second_moment(state: dict[str, Any], weight: Tensor, layout: Layout) -> Tensor:
+    if "row_second_moment" not in state:
+        rows, _ = matrix_shape(weight.shape, layout)
+        shape = (weight.shape[0], rows, 1) if layout == "stack" else (rows, 1)
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        state["row_second_moment"] = weight.new_zeros(shape, dtype=dtype)
+    moment: Tensor = state["row_second_moment"]
+    return moment
+
+
+# Parameter groups ---------------------------------------------------------------------------------
+
+
+def layout_of(group: ParameterGroup, index: int) -> Layout:
+    """Return how a parameter of a group is read as a matrix; ``check_muon_group`` has passed."""
+    names = group.get("param_names")
+    given: Layout | None = group["layouts"].get(names[index]) if names else None
+    layout = given or default_layout(group["params"][index].shape)
+    assert layout is not None  # refused by check_muon_group
+    return layout
+
+
+def _row_splits_of(group: ParameterGroup, index: int) -> tuple[int, ...]:
+    names = group.get("param_names")
+    return tuple(group["row_splits"].get(names[index], ())) if names else ()
+
+
+def check_muon_group(group: ParameterGroup) -> None:
+    """Check that Muon can train a group.
+
+    Raises:
+        ConfigError: a parameter is sparse, complex, sharded or no matrix, a layout or a split does
+            not fit it, or a value is out of its range.
+    """
+    check_tensors(group)
+    ranges = {"lr": (0, _INFINITY), "momentum": (0, 1), "weight_decay": (0, _INFINITY)}
+    check_numbers(group, {**ranges, "normuon_beta2": (0, 1), "eps": (0, _INFINITY)})
+    for key, known in (
+        ("scale", tuple(SCALES)),
+        ("muon_plus", (None, *RESCALINGS)),
+        ("cautious", (None, "wd", "update")),
+    ):
+        if group[key] not in known:
+            shown = ", ".join(map(str, known))
+            raise ConfigError(f"{key} must be one of {shown}, got {group[key]!r}")
+    try:
+        coefficients_of(group["orthogonalization"], num_steps=group["ns_steps"])
+    except ValueError as error:
+        raise ConfigError(f"orthogonalization, ns_steps: {error}") from error
+    names = group.get("param_names", ())
+    for key in ("layouts", "row_splits"):
+        unknown = sorted(set(group[key]) - set(names))
+        if unknown:
+            raise ConfigError(
+                f"{key}: no parameter of the group is named {unknown[0]!r}; give named parameters"
+            )
+    for index in range(len(group["params"])):
+        _check_matrix(group, index)
+
+
+def _check_matrix(group: ParameterGroup, index: int) -> None:
+    parameter, what = group["params"][index], described(group, index)
+    if hasattr(parameter, "device_mesh"):  # DTensor: a shard's polar factor is not the matrix's
+        raise ConfigError(f"{what} is sharded; Muon needs the whole matrix: train it with AdamW")
+    if parameter.ndim < 2:  # noqa: PLR2004
+        raise ConfigError(f"{what} is no matrix; train it with AdamW (HybridOptimizer does)")
+    names = group.get("param_names")
+    layout = group["layouts"].get(names[index]) if names else None
+    layout = layout or default_layout(parameter.shape)
+    if layout is None:
+        raise ConfigError(
+            f"{what} may be a stack of matrices or a convolution;"
+            " name it in layouts as 'stack' or 'flatten'"
+        )
+    if not fits_layout(parameter.shape, layout):
+        raise ConfigError(f"{what} does not fit the layout {layout!r}")
+    splits = _row_splits_of(group, index)
+    rows, _ = matrix_shape(parameter.shape, layout)
+    if splits and (sum(splits) != rows or min(splits) < 1):
+        raise ConfigError(
+            f"row_splits {list(splits)} of {what} must be positive and sum to its {rows} rows,"
+            f" got {sum(splits)}"
+        )
+
+
+MUON = Algorithm(
+    defaults={
+        "lr": 0.03,
+        "momentum": 0.95,
+        "nesterov": True,
+        "weight_decay": 0.1,
+        "scale": "original",
+        "orthogonalization": "kj5",
+        "ns_steps": None,
+        "muon_plus": None,
+        "normuon_beta2": None,
+        "cautious": None,
+        "layouts": {},
+        "row_splits": {},
+        "eps": 1e-7,
+    },
+    check=check_muon_group,
+    update=update_muon,
+)
+
+
+class Muon(TaggedOptimizer):
+    """Muon over matrices alone; ``HybridOptimizer`` has AdamW for the other parameters as well."""
+
+    algorithms: ClassVar[Mapping[str, Algorithm]] = {"muon": MUON}
+
+    def __init__(  # noqa: PLR0913 - one argument per hyperparameter
+        self,
+        params: Any,
+        *,
+        lr: float = 0.03,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        weight_decay: float = 0.1,
+        scale: Scale = "original",
+        orthogonalization: Method = "kj5",
+        ns_steps: int | None = None,
+        muon_plus: Rescaling | None = None,
+        normuon_beta2: float | None = None,
+        cautious: Caution | None = None,
+        eps: float = 1e-7,
+    ) -> None:
+        """Check every parameter and every number.
+
+        Args:
+            params: Parameters, named parameters or groups, as of any optimizer. A group of named
+                parameters may have ``layouts``, how some are read as matrices (needed for three
+                dimensions), and ``row_splits``, the rows of independent blocks (a fused q, k, v),
+                both by name.
+            lr: Learning rate, before the factor of ``scale``.
+            momentum: Decay of the average of gradients, which is kept in fp32 at least.
+            nesterov: Whether the update looks one step ahead.
+            weight_decay: Shrinkage per update, times the learning rate without that factor.
+            scale: Factor by shape. ``original``: sqrt(max(1, R / C)); ``match_rms_adamw``: 0.2
+                sqrt(max(R, C)); ``spectral_unclamped``: sqrt(R / C).
+            orthogonalization: See ``orthogonalize``.
+            ns_steps: Iterations of ``kj5``; None means 5.
+            muon_plus: What Muon+ evens out, see ``rescale_rows_and_columns``; None leaves it out.
+            normuon_beta2: NorMuon's decay, see ``even_out_neurons``; None leaves it out.
+            cautious: ``wd`` decays only what the update shrinks; ``update`` masks the update.
+            eps: Least norm of an update to divide by.
+
+        Raises:
+            ConfigError: as ``check_muon_group``.
+        """
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay,
+            "scale": scale,
+            "orthogonalization": orthogonalization,
+            "ns_steps": ns_steps,
+            "muon_plus": muon_plus,
+            "normuon_beta2": normuon_beta2,
+            "cautious": cautious,
+            "eps": eps,
+        }
+        super().__init__(params, defaults)

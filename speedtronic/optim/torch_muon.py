@@ -1,0 +1,94 @@
+"""torch's own Muon as an algorithm of the hybrid: a reference, slower than ours and 2-D only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch.optim._muon import muon  # the functional form has no public name
+
+from speedtronic.core.errors import ConfigError
+from speedtronic.optim.grouping import ParameterGroup
+from speedtronic.optim.routing import Route
+from speedtronic.optim.tagged import (
+    Algorithm,
+    State,
+    check_numbers,
+    check_tensors,
+    described,
+    gradient_of,
+)
+
+_KJ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+_SCALES = ("original", "match_rms_adamw")
+
+
+def update_torch_muon(group: ParameterGroup, state: State) -> None:
+    """Take one step of ``torch.optim.Muon``; its buffers have the dtype of the gradients."""
+    weights = [parameter for parameter in group["params"] if parameter.grad is not None]
+    gradients = [gradient_of(weight, group) for weight in weights]
+    for weight, gradient in zip(weights, gradients, strict=True):
+        state[weight].setdefault("momentum_buffer", torch.zeros_like(gradient))
+    muon(
+        weights,
+        gradients,
+        [state[weight]["momentum_buffer"] for weight in weights],
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        momentum=group["momentum"],
+        nesterov=group["nesterov"],
+        ns_coefficients=_KJ_COEFFICIENTS,
+        ns_steps=group["ns_steps"],
+        eps=group["eps"],
+        adjust_lr_fn=group["scale"],
+        has_complex=False,
+    )
+
+
+def check_torch_muon_group(group: ParameterGroup) -> None:
+    """Check that torch's Muon can train a group.
+
+    Raises:
+        ConfigError: a parameter is no 2-D matrix, or a value is out of its range.
+    """
+    check_tensors(group)
+    check_numbers(
+        group, {"lr": (0, float("inf")), "momentum": (0, 1), "weight_decay": (0, float("inf"))}
+    )
+    if group["scale"] not in _SCALES:
+        raise ConfigError(f"scale must be one of {', '.join(_SCALES)}, got {group['scale']!r}")
+    for index, parameter in enumerate(group["params"]):
+        if parameter.ndim != 2:  # noqa: PLR2004
+            raise ConfigError(f"{described(group, index)} is not 2-D, as torch's Muon wants it")
+
+
+def routes_for_torch(routes: Sequence[Route]) -> list[Route]:
+    """Return routes as torch's Muon can follow them: 2-D matrices as stored and in one piece."""
+    return [
+        replace(route, row_splits=())
+        if route.algorithm != "muon" or route.layout in ("matrix", "transposed")
+        else replace(
+            route,
+            algorithm="adamw",
+            reason="not 2-D, as torch's Muon wants it",
+            layout="matrix",
+            row_splits=(),
+        )
+        for route in routes
+    ]
+
+
+TORCH_MUON = Algorithm(
+    defaults={
+        "lr": 0.03,
+        "momentum": 0.95,
+        "nesterov": True,
+        "weight_decay": 0.1,
+        "scale": "original",
+        "ns_steps": 5,
+        "eps": 1e-7,
+    },
+    check=check_torch_muon_group,
+    update=update_torch_muon,
+)
