@@ -208,7 +208,10 @@ class Attention(nn.Module):
         self.n_kv_head = n_kv_head
         self.head_width = d_model // n_head
         self.dropout = dropout
-        self.qkv = nn.Linear(d_model, (n_head + 2 * n_kv_head) * self.head_width, bias=False)
+        rows = (n_head * self.head_width, n_kv_head * self.head_width, n_kv_head * self.head_width)
+        self.qkv = nn.Linear(d_model, sum(rows), bias=False)
+        # Three matrices in one product: an optimizer of whole matrices treats each by itself.
+        self.muon_row_splits: dict[str, tuple[int, ...]] = {"qkv.weight": rows}
         self.output = nn.Linear(d_model, d_model, bias=False)
 
     def forward(
@@ -239,6 +242,7 @@ class FeedForward(nn.Module):
         """Build the two projections."""
         super().__init__()
         self.gate_and_value = nn.Linear(d_model, 2 * d_ff, bias=False)
+        self.muon_row_splits: dict[str, tuple[int, ...]] = {"gate_and_value.weight": (d_ff, d_ff)}
         self.output = nn.Linear(d_ff, d_model, bias=False)
 
     def forward(self, x_BTC: Tensor) -> Tensor:

@@ -1,0 +1,122 @@
+"""The table of routes for people and programs: lines for the log, records for routing.json."""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from speedtronic.optim.routing import Route
+
+_WIDTH = 110  # columns of a log line
+_MAX_LINES = 3  # for each group, so that a deep model stays at about ten in all
+_NAMES_INDENT = "  "
+_MAX_REASON = 50  # characters; a configured expression may be long
+_ALGORITHMS = ("muon", "adamw", "frozen")
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole component, as in blocks.11.attention
+
+
+def describe_routes(routes: Sequence[Route]) -> list[str]:
+    """Summarise the routes in a few lines of at most 110 characters.
+
+    Parameters with equal algorithm, reason and layout share an entry; names that differ in the
+    number of a block only are one, with their count.
+
+    Example:
+        >>> route = Route(
+        ...     name="blocks.0.up.weight", shape=(64, 16), algorithm="muon",
+        ...     reason="hidden matrix", decays=True,
+        ... )
+        >>> describe_routes([route])
+        ['muon, hidden matrix: 1 tensor, 1,024 parameters: blocks.*.up.weight']
+    """
+    groups: dict[tuple[str, str, str], list[Route]] = {}
+    for algorithm in _ALGORITHMS:
+        for route in routes:
+            if route.algorithm == algorithm:
+                groups.setdefault((algorithm, route.reason, route.layout), []).append(route)
+    return [line for key, members in groups.items() for line in _described(key, members)]
+
+
+def routing_records(
+    routes: Sequence[Route],
+    *,
+    lr: float,
+    weight_decay: float,
+    muon_lr: float,
+    muon_weight_decay: float,
+) -> list[dict[str, Any]]:
+    """Return one plain record for every route, with the numbers that are in force for it.
+
+    Args:
+        routes: Of a whole model.
+        lr: Of the AdamW half, where no rule sets one.
+        weight_decay: Of the AdamW half; what does not decay has 0.0.
+        muon_lr: Of the Muon half.
+        muon_weight_decay: Of the Muon half.
+
+    Returns:
+        Dicts of JSON values; frozen parameters have no ``lr`` and no ``weight_decay``.
+    """
+    rates: dict[str, float | None] = {"muon": muon_lr, "adamw": lr, "frozen": None}
+    decays: dict[str, float | None] = {
+        "muon": muon_weight_decay,
+        "adamw": weight_decay,
+        "frozen": None,
+    }
+    records = []
+    for route in routes:
+        decay = decays[route.algorithm] if route.weight_decay is None else route.weight_decay
+        is_without_decay = route.algorithm != "frozen" and not route.decays
+        records.append(
+            {
+                "name": route.name,
+                "shape": list(route.shape),
+                "algorithm": route.algorithm,
+                "reason": route.reason,
+                "lr": rates[route.algorithm] if route.lr is None else route.lr,
+                "weight_decay": 0.0 if is_without_decay else decay,
+                "decays": route.decays,
+                "layout": route.layout,
+                "row_splits": list(route.row_splits),
+            }
+        )
+    return records
+
+
+def _described(key: tuple[str, str, str], members: list[Route]) -> list[str]:
+    algorithm, reason, layout = key
+    label = algorithm if reason == algorithm else f"{algorithm}, {_clipped(reason, _MAX_REASON)}"
+    shown_layout = "" if layout == "matrix" else f" ({layout})"
+    num_parameters = sum(math.prod(route.shape) for route in members)
+    counts = f"{_counted(len(members), 'tensor')}, {_counted(num_parameters, 'parameter')}"
+    folded = Counter(_NUMBER.sub("*", route.name) for route in members)
+    names = [name if count == 1 else f"{name} x{count}" for name, count in folded.items()]
+    for num_shown in range(len(names), 0, -1):
+        rest = len(names) - num_shown
+        text = ", ".join(names[:num_shown]) + (f" and {rest} more" if rest else "")
+        lines = _wrapped(f"{label}{shown_layout}: {counts}: {text}")
+        if len(lines) <= _MAX_LINES:
+            break
+    return [_clipped(line, _WIDTH) for line in lines[:_MAX_LINES]]
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        width=_WIDTH,
+        subsequent_indent=_NAMES_INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def _clipped(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
