@@ -14,6 +14,8 @@ from speedtronic.config import AdamWSettings, ConfigError, load_config
 from speedtronic.config.load import unknown_override
 from speedtronic.core.settings import redact
 
+OPTIMIZERS = "adamw, cautious_adamw, muon, muon_plus, muon_torch, normuon"
+
 LINES: list[tuple[dict[str, Any], str]] = [
     # unknown keys
     ({"optimizer": {"lrr": 1}}, "optimizer.lrr: unknown key, got 1; did you mean 'optimizer.lr'?"),
@@ -29,8 +31,8 @@ LINES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"optimizer": {"_partial_": True}},
-        "optimizer._partial_: unknown key, got true; known keys are betas, decay, eps, fused,"
-        " grad_clip, lr, weight_decay",
+        "optimizer._partial_: unknown key, got true; known keys are betas, cautious, decay,"
+        " eps, fused, grad_clip, lr, weight_decay",
     ),
     # types
     (
@@ -125,19 +127,27 @@ LINES: list[tuple[dict[str, Any], str]] = [
         " the default is null",
     ),
     # options
-    ({"optimizer": "adamww"}, "optimizer: must be adamw, got 'adamww'; did you mean 'adamw'?"),
     (
-        {"scheduler": "wsd"},
-        "scheduler: must be one of constant, cosine, linear, got 'wsd'; see conf/scheduler",
+        {"optimizer": "adamww"},
+        f"optimizer: must be one of {OPTIMIZERS}, got 'adamww'; did you mean 'adamw'?",
+    ),
+    (
+        {"optimizer": "spectral"},
+        f"optimizer: must be one of {OPTIMIZERS}, got 'spectral'; see conf/optimizer",
+    ),
+    (
+        {"scheduler": "triangle"},
+        "scheduler: must be one of constant, cosine, linear, wsd, got 'triangle';"
+        " see conf/scheduler",
     ),
     ({"distributed": "diloco"}, "distributed: must be solo, got 'diloco'; see conf/distributed"),
     (
         {"optimizer": 3},
-        "optimizer: must be a section or the name of an option, got 3; options are adamw",
+        f"optimizer: must be a section or the name of an option, got 3; options are {OPTIMIZERS}",
     ),
     (
         {"optimizer": None},
-        "optimizer: must be a section or the name of an option, got null; options are adamw",
+        f"optimizer: must be a section or the name of an option, got null; options are {OPTIMIZERS}",
     ),
     # across keys
     (

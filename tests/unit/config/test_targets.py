@@ -472,7 +472,7 @@ def test_a_settings_target_must_be_a_class_of_its_section(target: str) -> None:
         load_config({"optimizer": {"_target_": target}})
     assert str(caught.value) == (
         "optimizer._target_: must be a settings class of this section,"
-        f" got {target!r}; options are adamw"
+        f" got {target!r}; options are adamw, cautious_adamw, muon, muon_plus, muon_torch, normuon"
     )
 
 
