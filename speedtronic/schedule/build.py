@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from speedtronic.schedule.curves import (
     MomentumPlan,
@@ -99,6 +99,15 @@ def reimpose_schedule(schedule: LambdaLR) -> None:
     restore_bases(schedule.optimizer)
     if isinstance(schedule, FactorSchedule):
         schedule.impose()
+
+
+def match_base_rates(schedule: LRScheduler) -> None:
+    """Give a restored schedule the base learning rates of its optimizer's groups.
+
+    A schedule saves them by position; the groups may have come back in another order.
+    """
+    groups = schedule.optimizer.param_groups
+    schedule.base_lrs = [group.get("initial_lr", group["lr"]) for group in groups]
 
 
 def _factor_function(

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from speedtronic.checkpoint.manager import CheckpointManager
 from speedtronic.config import SpeedtronicConfig
@@ -29,6 +30,7 @@ from speedtronic.data.feed import BatchFeed
 from speedtronic.metrics.logger import MetricLogger
 from speedtronic.optim.restore import load_optimizer_state
 from speedtronic.precision import PrecisionPlan, resolve_device
+from speedtronic.schedule.build import match_base_rates
 from speedtronic.trainer.absent import NoCheckpoints, NoSchedule, Schedule
 from speedtronic.trainer.cleanup import cleaning_up
 from speedtronic.trainer.coordination import NoCoordinator, start_coordinator
@@ -442,6 +444,8 @@ class Trainer:
         load_optimizer_state(self.optimizer, state["optimizer"])
         if state.get("scheduler"):
             self.scheduler.load_state_dict(copy_tree(state["scheduler"]))
+            if isinstance(self.scheduler, LRScheduler):
+                match_base_rates(self.scheduler)
         self.step = state["step"]
         self.samples = state["samples"]
         self.tokens = state["tokens"]
