@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.optim import AdamW
 
+from speedtronic import build_optimizer
 from speedtronic.core.errors import IncompatibleCheckpointError
 from speedtronic.optim.adamw import build_adamw
+from speedtronic.optim.hybrid import HybridOptimizer
 from speedtronic.optim.restore import load_optimizer_state
+from tests.unit.trainer.builders import assert_same_tensors
 
 CPU = torch.device("cpu")
 
@@ -138,3 +143,160 @@ def test_a_state_before_the_first_step_loads() -> None:
     fresh = build_adamw(model, lr=0.1, device=CPU)
     load_optimizer_state(fresh, build_adamw(model, lr=0.1, device=CPU).state_dict())
     assert dict(fresh.state) == {}
+
+
+# Optimizers with several algorithms ---------------------------------------------------------------
+
+
+def make_wide(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 16), nn.Linear(16, 8))
+
+
+def build_hybrid(model: nn.Module, **values: Any) -> torch.optim.Optimizer:
+    return build_optimizer(model, {"optimizer": {"name": "muon", **values}}, CPU)
+
+
+def noisy_steps(model: nn.Module, optimizer: torch.optim.Optimizer, *seeds: int) -> None:
+    for seed in seeds:
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+        optimizer.step()
+
+
+def in_another_order(optimizer: torch.optim.Optimizer) -> HybridOptimizer:
+    """Build the optimizer again with its groups, and the parameters in them, reversed."""
+    groups = []
+    for group in reversed(optimizer.param_groups):
+        values = {key: group[key] for key in group if key not in ("params", "param_names")}
+        named = list(zip(group["param_names"], group["params"], strict=True))
+        groups.append({**values, "params": named[::-1]})
+    return HybridOptimizer(groups)
+
+
+LOADERS = pytest.mark.parametrize(
+    "load",
+    [load_optimizer_state, lambda optimizer, state: optimizer.load_state_dict(state)],
+    ids=["ours", "load_state_dict"],
+)
+
+
+# optim.md (22): reordered names are put right; public_bugs.md: state matched by position
+@LOADERS
+@pytest.mark.parametrize("values", [{}, {"normuon": True}, {"cautious": True}], ids=str)
+def test_groups_and_parameters_in_another_order_get_their_own_state(
+    load: Callable[..., None], values: dict[str, Any]
+) -> None:
+    model = make_wide()
+    saved = build_hybrid(model, **values)
+    saved.param_groups[0]["lr"] = 0.07
+    noisy_steps(model, saved, 1, 2)
+    twin = copy.deepcopy(model)
+    reordered = in_another_order(build_hybrid(twin, **values))
+
+    load(reordered, copy.deepcopy(saved.state_dict()))
+
+    assert [group["name"] for group in reordered.param_groups] == [
+        group["name"] for group in reversed(saved.param_groups)
+    ]
+    assert reordered.param_groups[-1]["param_names"] == ["2.weight", "0.weight"]
+    assert reordered.param_groups[-1]["lr"] == 0.07
+    noisy_steps(model, saved, 3, 4)
+    noisy_steps(twin, reordered, 3, 4)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+# optim.md (22): other names are refused
+@LOADERS
+def test_a_hybrid_of_another_model_is_refused_by_name(load: Callable[..., None]) -> None:
+    saved = build_hybrid(make_wide())
+    other = nn.ModuleDict({"0": nn.Linear(16, 16), "extra": nn.Linear(16, 16)})
+    message = (
+        "the optimizer of the checkpoint belongs to another model: it lacks extra.bias,"
+        " extra.weight; it has unknown 1.bias, 1.weight, 2.bias ..."
+    )
+    with pytest.raises(IncompatibleCheckpointError, match=re.escape(message)):
+        load(build_hybrid(other), saved.state_dict())
+
+
+# optim.md (22): what Muon trained has no moments for AdamW
+@LOADERS
+def test_parameters_that_another_algorithm_trains_now_are_refused_by_their_routing(
+    load: Callable[..., None],
+) -> None:
+    model = make_wide()
+    saved = build_hybrid(model)
+    noisy_steps(model, saved, 1)
+    rules = [{"match": r"^2\.weight", "algorithm": "adamw"}]
+    message = (
+        "optimizer.routing: the checkpoint trained 2.weight (muon -> adamw);"
+        " give it the routing it had"
+    )
+    with pytest.raises(IncompatibleCheckpointError, match=re.escape(message)):
+        load(build_hybrid(model, routing=rules), saved.state_dict())
+    with pytest.raises(IncompatibleCheckpointError, match=re.escape("2.weight (adamw -> muon)")):
+        load(saved, build_hybrid(model, routing=rules).state_dict())
+
+
+def test_many_parameters_of_another_algorithm_are_cut_to_three() -> None:
+    model = nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(6)])
+    saved = build_hybrid(model)
+    rules = [{"match": "weight", "algorithm": "adamw"}]
+    message = (
+        "trained 0.weight (muon -> adamw), 1.weight (muon -> adamw), 2.weight (muon -> adamw) ...;"
+    )
+    with pytest.raises(IncompatibleCheckpointError, match=re.escape(message)):
+        load_optimizer_state(build_hybrid(model, routing=rules), saved.state_dict())
+
+
+def test_torchs_muon_does_not_take_over_from_ours() -> None:
+    model = make_wide()
+    saved = build_hybrid(model).state_dict()
+    other = build_optimizer(model, {"optimizer": "muon_torch"}, CPU)
+    with pytest.raises(IncompatibleCheckpointError, match=r"0\.weight \(muon -> muon_torch\)"):
+        load_optimizer_state(other, saved)
+
+
+# optim.md (21): the averages of bf16 weights are fp32 and stay so; torch would cast them
+@LOADERS
+def test_tensors_of_the_state_keep_their_number_format(load: Callable[..., None]) -> None:
+    model = make_wide().bfloat16()
+    saved = build_hybrid(model, normuon=True)
+    noisy_steps(model, saved, 1, 2)
+    twin = copy.deepcopy(model)
+    restored = build_hybrid(twin, normuon=True)
+    load(restored, copy.deepcopy(saved.state_dict()))
+    kept = restored.state[twin[0].weight]  # type: ignore[index]
+    assert (kept["momentum_buffer"].dtype, kept["row_second_moment"].dtype) == (torch.float32,) * 2
+    assert restored.state[twin[1].weight]["exp_avg"].dtype == torch.bfloat16  # type: ignore[index]
+    expected = saved.state[model[0].weight]  # type: ignore[index]
+    assert torch.equal(kept["momentum_buffer"], expected["momentum_buffer"])
+    noisy_steps(model, saved, 3)
+    noisy_steps(twin, restored, 3)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_later_steps_of_a_hybrid_leave_the_loaded_state_as_it_is() -> None:
+    model = make_wide()
+    optimizer = build_hybrid(model)
+    noisy_steps(model, optimizer, 1)
+    state = copy.deepcopy(optimizer.state_dict())
+    kept = copy.deepcopy(state)
+    load_optimizer_state(optimizer, state)
+    noisy_steps(model, optimizer, 2)
+    assert_same_tensors(state, kept)
+
+
+@pytest.mark.parametrize(("saved_fused", "fused"), [(True, False), (False, True)])
+def test_the_adamw_half_follows_the_present_kernel(saved_fused: bool, fused: bool) -> None:
+    model = make_wide()
+    saved = build_hybrid(model, fused=saved_fused)
+    noisy_steps(model, saved, 1)
+    restored = build_hybrid(model, fused=fused)
+    load_optimizer_state(restored, saved.state_dict())
+    assert [group["fused"] for group in restored.param_groups[1:]] == [fused, fused]
+    noisy_steps(model, restored, 2)
+    assert restored.state[model[1].weight]["step"].item() == 2  # type: ignore[index]
