@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from speedtronic.config import ConfigError, SpeedtronicConfig, load_config
 from speedtronic.config.describe import describe_config
+from speedtronic.config.groups import GROUPS
 
 text = st.text(
     st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12
@@ -70,20 +71,78 @@ data = st.builds(
     st.integers(1, 64),
     st.none() | st.integers(1, 8),
 )
-optimizers = st.just("adamw") | sections(
-    lr=positive,
-    betas=st.lists(fractions, min_size=2, max_size=2),
-    eps=positive,
-    weight_decay=st.floats(0, 10),
-    fused=st.none() | st.booleans(),
-    grad_clip=st.none() | positive,
-    decay=st.sampled_from(["matrices", "all"]),
+adamw_keys: dict[str, st.SearchStrategy[Any]] = {
+    "lr": positive,
+    "betas": st.lists(fractions, min_size=2, max_size=2),
+    "eps": positive,
+    "weight_decay": st.floats(0, 10),
+    "fused": st.none() | st.just(False),  # true is refused beside caution
+    "grad_clip": st.none() | positive,
+    "decay": st.sampled_from(["matrices", "all"]),
+}
+cautions = st.booleans() | st.sampled_from(["wd", "update"])
+rules = st.fixed_dictionaries(
+    {"match": text, "algorithm": st.sampled_from(["muon", "adamw"])},
+    optional={
+        "lr": st.none() | positive,
+        "weight_decay": st.none() | st.floats(0, 10),
+        "row_splits": st.none() | st.lists(counts, min_size=1, max_size=3),
+    },
+)
+hybrid_keys: dict[str, st.SearchStrategy[Any]] = {
+    **adamw_keys,
+    "muon_lr": positive,
+    "muon_momentum": fractions,
+    "muon_nesterov": st.booleans(),
+    "muon_weight_decay": st.none() | st.floats(0, 10),
+    "routing": st.lists(rules, max_size=3),
+}
+muon_keys: dict[str, st.SearchStrategy[Any]] = {
+    **hybrid_keys,
+    "cautious": cautions,
+    "scale": st.sampled_from(["original", "match_rms_adamw", "spectral_unclamped"]),
+    "orthogonalization": st.sampled_from(["kj5", "quintic5", "polar_express", "exact12"]),
+    "muon_plus": st.sampled_from([False, "row", "col", "row_col", "col_row"]),
+    "normuon": st.booleans(),
+    "normuon_beta2": fractions,
+}
+
+
+def named(option: str, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Give an option of a group with any subset of the fields."""
+    return st.fixed_dictionaries({"name": st.just(option)}, optional=fields)
+
+
+optimizers = st.one_of(
+    st.sampled_from(list(GROUPS["optimizer"].options())),
+    sections(**{**adamw_keys, "fused": st.none() | st.booleans()}),
+    named("cautious_adamw", cautious=cautions, **adamw_keys),
+    *(named(option, **muon_keys) for option in ("muon", "muon_plus", "normuon")),
+    named(
+        "muon_torch",
+        muon_ns_steps=st.integers(1, 100),
+        scale=st.sampled_from(["original", "match_rms_adamw"]),
+        **hybrid_keys,
+    ),
+)
+schedulers = st.one_of(
+    st.sampled_from(["cosine", "constant", "linear", "wsd"]),
+    named(
+        "wsd",
+        warmup_steps=st.none() | st.integers(0, 100),
+        decay_ratio=st.floats(0, 1, exclude_min=True),
+        decay_shape=st.sampled_from(["linear", "1-sqrt", "cosine"]),
+        min_lr_ratio=st.floats(0, 1),
+        momentum_start=st.none() | fractions,
+        momentum_end=st.none() | fractions,
+        weight_decay_shape=st.sampled_from(["constant", "lr", "cosine", "linear"]),
+    ),
 )
 configurations = sections(
     model=models,
     data=data,
     optimizer=optimizers,
-    scheduler=st.sampled_from(["cosine", "constant", "linear"]),
+    scheduler=schedulers,
     precision=st.sampled_from(["auto", "bf16", {"mode": "fp16"}]),
     run=sections(name=names, max_minutes=st.none() | positive),
     seed=st.none() | st.integers(0, 2**32 - 1),
@@ -95,7 +154,7 @@ configurations = sections(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(configurations)
 def test_every_way_in_and_out_gives_equal_configurations(values: dict[str, Any]) -> None:
     config = load_config(values)
