@@ -87,7 +87,7 @@ def layer_parameters() -> dict[str, list[Any]]:
     from torch import nn
 
     torch.manual_seed(0)
-    of_a_layer = [(128, 128)] * 4 + [(512, 128), (128, 512)]
+    of_a_layer: list[tuple[int, ...]] = [*[(128, 128)] * 4, (512, 128), (128, 512)]
     shapes: dict[str, list[tuple[int, ...]]] = {
         "matrices": of_a_layer * 8,
         "others": [(256, 128), *[(128,)] * 17],

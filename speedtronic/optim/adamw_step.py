@@ -22,6 +22,8 @@ from speedtronic.optim.tagged import (
     gradient_of,
 )
 
+_NUM_BETAS = 2
+
 
 def update_adamw(group: ParameterGroup, state: State) -> None:
     """Take one AdamW step with the parameters of a group that have a gradient."""
@@ -106,7 +108,7 @@ def check_adamw_group(group: ParameterGroup) -> None:
     """
     check_tensors(group)
     check_numbers(group, dict.fromkeys(("lr", "eps", "weight_decay"), (0, math.inf)))
-    if len(group["betas"]) != 2 or not all(0 <= beta < 1 for beta in group["betas"]):  # noqa: PLR2004
+    if len(group["betas"]) != _NUM_BETAS or not all(0 <= beta < 1 for beta in group["betas"]):
         raise ConfigError(f"betas must be two numbers in [0, 1), got {group['betas']!r}")
     if group["cautious"] not in (None, "wd", "update"):
         raise ConfigError(f"cautious must be None, wd or update, got {group['cautious']!r}")

@@ -69,12 +69,16 @@ def decay_groups(
     return [group for group in groups if group["params"]]
 
 
+def is_norm(module: nn.Module) -> bool:
+    """Tell whether a module is a norm, by the name of its type."""
+    return bool(_NORM_TYPE_NAME.search(type(module).__name__))
+
+
 def exempt_parameters(model: nn.Module) -> set[int]:
     """Return the ids of parameters that do not decay; by identity, so that ties do not matter."""
     exempt = set()
     for module in model.modules():
-        keeps_all = isinstance(module, nn.Embedding | nn.EmbeddingBag)
-        keeps_all = keeps_all or bool(_NORM_TYPE_NAME.search(type(module).__name__))
+        keeps_all = isinstance(module, nn.Embedding | nn.EmbeddingBag) or is_norm(module)
         for name, parameter in module.named_parameters(recurse=False):
             if keeps_all or name == "bias" or parameter.ndim < _MIN_MATRIX_DIMENSIONS:
                 exempt.add(id(parameter))

@@ -16,7 +16,7 @@ Layout: TypeAlias = Literal["matrix", "transposed", "flatten", "stack"]
 """``matrix``: (R, C). ``transposed``: (C, R), as Hugging Face's Conv1D keeps it. ``flatten``:
 (R, *C), a convolution. ``stack``: (N, R, C), independent matrices such as experts."""
 
-_MATRIX_DIMENSIONS = 2
+MATRIX_DIMENSIONS = 2
 _STACK_DIMENSIONS = 3
 
 
@@ -25,7 +25,7 @@ def default_layout(shape: Sequence[int]) -> Layout | None:
 
     Three dimensions are a stack of experts or a convolution over one dimension.
     """
-    if len(shape) == _MATRIX_DIMENSIONS:
+    if len(shape) == MATRIX_DIMENSIONS:
         return "matrix"
     return None if len(shape) == _STACK_DIMENSIONS else "flatten"
 
@@ -42,8 +42,8 @@ def matrix_shape(shape: Sequence[int], layout: Layout) -> tuple[int, int]:
 def fits_layout(shape: Sequence[int], layout: Layout) -> bool:
     """Return whether a shape has the dimensions of a layout."""
     if layout == "flatten":
-        return len(shape) >= _MATRIX_DIMENSIONS
-    return len(shape) == (_STACK_DIMENSIONS if layout == "stack" else _MATRIX_DIMENSIONS)
+        return len(shape) >= MATRIX_DIMENSIONS
+    return len(shape) == (_STACK_DIMENSIONS if layout == "stack" else MATRIX_DIMENSIONS)
 
 
 def split_rows(tensor: Tensor, layout: Layout, row_splits: Sequence[int]) -> Iterator[Tensor]:
@@ -60,6 +60,11 @@ def as_matrices(block: Tensor, layout: Layout) -> Tensor:
     if layout == "transposed":
         return block.mT
     return block.flatten(1) if layout == "flatten" else block
+
+
+def as_stack(matrices: Tensor) -> Tensor:
+    """Return a matrix as a stack of one, (1, R, C); a stack as it is."""
+    return matrices.unsqueeze(0) if matrices.ndim == MATRIX_DIMENSIONS else matrices
 
 
 def from_matrices(matrices: Tensor, like: Tensor, layout: Layout) -> Tensor:

@@ -17,8 +17,10 @@ from speedtronic.core.errors import ConfigError
 from speedtronic.optim.cautious import Caution, cautious_decay_, cautious_mask
 from speedtronic.optim.grouping import ParameterGroup
 from speedtronic.optim.matrices import (
+    MATRIX_DIMENSIONS,
     Layout,
     as_matrices,
+    as_stack,
     default_layout,
     fits_layout,
     from_matrices,
@@ -180,10 +182,9 @@ def _apply(blocks: list[_Block], updates: list[Tensor], group: ParameterGroup) -
 def _stack(blocks: list[_Block], directions: list[Tensor]) -> tuple[Tensor, list[int]]:
     """Return the directions as one stack in the number format of the products, and its parts."""
     matrices = [
-        as_matrices(direction, block.layout)
+        as_stack(as_matrices(direction, block.layout))
         for direction, block in zip(directions, blocks, strict=True)
     ]
-    matrices = [m if m.ndim == 3 else m.unsqueeze(0) for m in matrices]  # noqa: PLR2004
     dtype = product_dtype(matrices[0])
     sizes = [m.shape[0] for m in matrices]
     if len(matrices) == 1:
@@ -196,7 +197,7 @@ def _stack(blocks: list[_Block], directions: list[Tensor]) -> tuple[Tensor, list
 
 def _even_out(update_NRC: Tensor, blocks: list[_Block], *, beta2: float) -> Tensor:
     views = [block.second_moment for block in blocks]
-    moments = [m if m.ndim == 3 else m.unsqueeze(0) for m in views if m is not None]  # noqa: PLR2004
+    moments = [as_stack(moment) for moment in views if moment is not None]
     moment_NR1 = torch.cat(moments)
     evened_NRC = even_out_neurons(update_NRC, moment_NR1, beta2=beta2)
     torch._foreach_copy_(moments, list(torch.split(moment_NR1, [m.shape[0] for m in moments])))
@@ -275,7 +276,7 @@ def _check_matrix(group: ParameterGroup, index: int) -> None:
     parameter, what = group["params"][index], described(group, index)
     if hasattr(parameter, "device_mesh"):  # DTensor: a shard's polar factor is not the matrix's
         raise ConfigError(f"{what} is sharded; Muon needs the whole matrix: train it with AdamW")
-    if parameter.ndim < 2:  # noqa: PLR2004
+    if parameter.ndim < MATRIX_DIMENSIONS:
         raise ConfigError(f"{what} is no matrix; train it with AdamW (HybridOptimizer does)")
     names = group.get("param_names")
     layout = group["layouts"].get(names[index]) if names else None

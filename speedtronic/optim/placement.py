@@ -113,11 +113,6 @@ def last_component(path: str) -> str:
     return path.rpartition(".")[2]
 
 
-def is_norm(module: nn.Module) -> bool:
-    """Tell whether a module is a norm, by the name of its type."""
-    return bool(_NORM_TYPE_NAME.search(type(module).__name__))
-
-
 def is_positional(leaf: str) -> bool:
     """Tell whether a name is that of a table of positions or of a class or mask token."""
     return bool(_POSITIONAL_NAME.search(leaf))

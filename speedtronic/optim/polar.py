@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from speedtronic.core.hardware import has_fast_bf16
+from speedtronic.optim.matrices import MATRIX_DIMENSIONS
 
 Method: TypeAlias = Literal["kj5", "quintic5", "polar_express", "exact12"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -90,7 +91,7 @@ def orthogonalize(
     if method in _NORM_MARGIN:
         norm = norm * _NORM_MARGIN[method]
     x = x / norm.clamp(min=eps)  # never in place: x may be the caller's tensor
-    multiply_add = torch.addmm if x.ndim == 2 else _batched_multiply_add  # noqa: PLR2004
+    multiply_add = torch.addmm if x.ndim == MATRIX_DIMENSIONS else _batched_multiply_add
     for a, b, c in coefficients:
         gram = x @ x.mT
         polynomial = multiply_add(gram, gram, gram, beta=b, alpha=c)
@@ -139,7 +140,7 @@ def _batched_multiply_add(
 
 
 def _check_matrices(update: Tensor) -> None:
-    if update.ndim < 2:  # noqa: PLR2004
+    if update.ndim < MATRIX_DIMENSIONS:
         raise ValueError(f"orthogonalize needs a matrix, got shape {tuple(update.shape)}")
     if not update.is_floating_point():
         raise ValueError(f"orthogonalize needs real floating point, got {update.dtype}")

@@ -19,7 +19,7 @@ from speedtronic.optim.configured_routes import (
     match_rules,
     rule_form,
 )
-from speedtronic.optim.grouping import DecayRule, exempt_parameters
+from speedtronic.optim.grouping import DecayRule, exempt_parameters, is_norm
 from speedtronic.optim.matrices import Layout
 from speedtronic.optim.matrix_forms import (
     MatrixForm,
@@ -36,7 +36,6 @@ from speedtronic.optim.placement import (
     LOW_RANK_NAMES,
     TRANSPOSED_CONVOLUTIONS,
     PlacedParameter,
-    is_norm,
     is_positional,
     place_parameters,
 )

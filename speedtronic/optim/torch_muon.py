@@ -10,6 +10,7 @@ from torch.optim._muon import muon  # the functional form has no public name
 
 from speedtronic.core.errors import ConfigError
 from speedtronic.optim.grouping import ParameterGroup
+from speedtronic.optim.matrices import default_layout
 from speedtronic.optim.routing import Route
 from speedtronic.optim.tagged import (
     Algorithm,
@@ -59,7 +60,7 @@ def check_torch_muon_group(group: ParameterGroup) -> None:
     if group["scale"] not in _SCALES:
         raise ConfigError(f"scale must be one of {', '.join(_SCALES)}, got {group['scale']!r}")
     for index, parameter in enumerate(group["params"]):
-        if parameter.ndim != 2:  # noqa: PLR2004
+        if default_layout(parameter.shape) != "matrix":
             raise ConfigError(f"{described(group, index)} is not 2-D, as torch's Muon wants it")
 
 
