@@ -56,6 +56,8 @@ _LOCKED = (
     "optimizer.routing",
     "optimizer.scale",
 )
+_BEFORE_THE_KEY = {"optimizer.cautious": False}
+"""What runs did that were saved before one of the locked keys existed."""
 _FREE = ("data.num_workers", "data.prefetch_factor", "data.pin_memory", "data.max_steps")
 _MISSING = object()
 
@@ -250,7 +252,11 @@ def check_compatible(changes: Sequence[Change], *, run_dir: str) -> None:
         ConfigError: A model, data, precision or seed setting changed; the message lists each.
     """
     locked = [
-        change for change in changes if _is_locked(change.key) and not is_secret(change.path[-1])
+        change
+        for change in changes
+        if _is_locked(change.key)
+        and not is_secret(change.path[-1])
+        and not _only_names_what_was(change)
     ]
     if locked:
         listed = ", ".join(map(str, locked))
@@ -360,6 +366,11 @@ def _is_locked(key: str) -> bool:
     if any(is_below(key, free) for free in _FREE):
         return False
     return any(is_below(key, locked) for locked in _LOCKED)
+
+
+def _only_names_what_was(change: Change) -> bool:
+    was = _BEFORE_THE_KEY.get(change.key, _MISSING)
+    return change.before is _MISSING and was is not _MISSING and _equal(was, change.after)
 
 
 def _show(value: Any) -> str:

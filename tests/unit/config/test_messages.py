@@ -147,7 +147,8 @@ LINES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"optimizer": None},
-        f"optimizer: must be a section or the name of an option, got null; options are {OPTIMIZERS}",
+        "optimizer: must be a section or the name of an option, got null; options are"
+        f" {OPTIMIZERS}",
     ),
     # across keys
     (

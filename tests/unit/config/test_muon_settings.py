@@ -440,3 +440,12 @@ def test_a_resume_may_change_rates_and_decays(values: dict[str, Any]) -> None:
     changes = changes_between(saved.to_dict(), present.to_dict())
     assert [change.key for change in changes] == [f"optimizer.{key}" for key in values]
     check_compatible(changes, run_dir="R")
+
+
+def test_a_run_from_before_caution_resumes_and_does_not_become_cautious() -> None:
+    saved = load_config({}).to_dict()
+    del saved["optimizer"]["cautious"]
+    check_compatible(changes_between(saved, load_config({}).to_dict()), run_dir="R")
+    cautious = load_config(optimizer("cautious_adamw")).to_dict()
+    with pytest.raises(ConfigError, match=r"cannot change optimizer\.cautious: absent -> true"):
+        check_compatible(changes_between(saved, cautious), run_dir="R")
