@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -311,3 +312,40 @@ def test_the_norm_of_the_gradient_is_computed_once_an_update(
     assert calls == [8] * 4  # all eight parameters, in three updates and a skipped attempt
     assert len(num_totals) == 4
     assert len(recorder.of("optimizer_step_skipped")) == 1
+
+
+# public_bugs.md: clipped before unscaled; skipped without renewing the scale
+def test_an_attempt_unscales_clips_steps_and_renews_the_scale_in_this_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+
+    def noted(name: str, original: Any) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            calls.append(name)
+            return original(*arguments, **keywords)
+
+        return call
+
+    for name in ("unscale_", "update"):
+        monkeypatch.setattr(GradScaler, name, noted(name, getattr(GradScaler, name)))
+    clip = noted("clip", update_module.clip_grad_norm_)
+    monkeypatch.setattr(update_module, "clip_grad_norm_", clip)
+    trainer, _ = train(make_network(spoiled="norm.bias", at={2}), batches(), precision=SCALED)
+    trainer.optimizer.register_step_pre_hook(lambda *_: calls.append("step"))
+    trainer.fit(2)
+    applied = ["unscale_", "clip", "step", "update"]
+    assert calls == [*applied, "unscale_", "clip", "update", *applied]
+
+
+# public_bugs.md: fused kernels under a scaler
+def test_a_scaled_run_of_the_hybrid_equals_the_unscaled_one_bit_for_bit() -> None:
+    plain, _ = train(make_network(), batches())
+    scaled, _ = train(make_network(), batches(), precision=SCALED)
+    plain.fit(8)
+    scaled.fit(8)
+    assert scaled.outcome is not None
+    assert scaled.outcome.skipped_steps == 0
+    # 65536 is a power of two: nothing is rounded on the way.
+    assert_same_tensors(parameters_of(scaled.model), parameters_of(plain.model))
+    assert_same_tensors(scaled.optimizer.state_dict(), plain.optimizer.state_dict())
