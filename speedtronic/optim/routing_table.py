@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from speedtronic.optim.routing import Route
 _WIDTH = 110  # columns of a log line
 _MAX_LINES = 3  # for each group, so that a deep model stays at about ten in all
 _NAMES_INDENT = "  "
+_NO_BREAK = "\xa0"  # a space where no line ends
 _MAX_REASON = 50  # characters; a configured expression may be long
 _ALGORITHMS = ("muon", "adamw", "frozen")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole component, as in blocks.11.attention
@@ -93,8 +93,7 @@ def _described(key: tuple[str, str, str], members: list[Route]) -> list[str]:
     shown_layout = "" if layout == "matrix" else f" ({layout})"
     num_parameters = sum(math.prod(route.shape) for route in members)
     counts = f"{_counted(len(members), 'tensor')}, {_counted(num_parameters, 'parameter')}"
-    folded = Counter(_NUMBER.sub("*", route.name) for route in members)
-    names = [name if count == 1 else f"{name} x{count}" for name, count in folded.items()]
+    names = _folded_names([route.name for route in members])
     for num_shown in range(len(names), 0, -1):
         rest = len(names) - num_shown
         text = ", ".join(names[:num_shown]) + (f" and {rest} more" if rest else "")
@@ -104,14 +103,44 @@ def _described(key: tuple[str, str, str], members: list[Route]) -> list[str]:
     return [_clipped(line, _WIDTH) for line in lines[:_MAX_LINES]]
 
 
+def _folded_names(names: Sequence[str]) -> list[str]:
+    r"""Return names with the numbers of repeated blocks and what they share written once.
+
+    Example:
+        >>> _folded_names(["h.0.up.weight", "h.0.down.weight", "h.1.up.weight", "h.1.down.weight"])
+        ['h.*.{up, down}.weight\xa0x2']
+    """
+    by_pattern: dict[str, list[str]] = {}
+    for name in names:
+        by_pattern.setdefault(_NUMBER.sub("*", name), []).append(name)
+    shared: dict[tuple[str, str, int], list[str]] = {}
+    for pattern, folded in by_pattern.items():
+        if len(folded) == 1:
+            key, middle = ("", "", 1), folded[0]
+        else:
+            start, star, rest = pattern.rpartition("*.")
+            middle, dot, end = rest.rpartition(".")
+            key = (start + star, dot + end, len(folded))
+        shared.setdefault(key, []).append(middle)
+    return [text for key, middles in shared.items() for text in _written(*key, middles)]
+
+
+def _written(prefix: str, suffix: str, count: int, middles: list[str]) -> list[str]:
+    if count == 1:
+        return middles
+    inner = middles[0] if len(middles) == 1 else "{" + ", ".join(middles) + "}"
+    return [f"{prefix}{inner}{suffix}{_NO_BREAK}x{count}"]
+
+
 def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(
+    lines = textwrap.wrap(
         text,
         width=_WIDTH,
         subsequent_indent=_NAMES_INDENT,
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return [line.replace(_NO_BREAK, " ") for line in lines]
 
 
 def _counted(count: int, noun: str) -> str:
