@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from speedtronic.models.gpt import GPT
     from speedtronic.models.registry import register_model
     from speedtronic.optim.adamw import supports_fused_adamw
+    from speedtronic.optim.hybrid import HybridOptimizer
+    from speedtronic.optim.muon import Muon
+    from speedtronic.optim.routing import route_parameters
     from speedtronic.precision import PrecisionPlan
     from speedtronic.runs import Run, load_run
     from speedtronic.runtime import (
@@ -39,7 +42,9 @@ _HOME_OF = {
     "CheckpointManager": "speedtronic.checkpoint.manager",
     "ConfigError": "speedtronic.config",
     "GPT": "speedtronic.models.gpt",
+    "HybridOptimizer": "speedtronic.optim.hybrid",
     "MetricLogger": "speedtronic.metrics.logger",
+    "Muon": "speedtronic.optim.muon",
     "PrecisionPlan": "speedtronic.precision",
     "Run": "speedtronic.runs",
     "SpeedtronicConfig": "speedtronic.config",
@@ -58,6 +63,7 @@ _HOME_OF = {
     "load_run": "speedtronic.runs",
     "register_model": "speedtronic.models.registry",
     "resolve_precision": "speedtronic.config.precision",
+    "route_parameters": "speedtronic.optim.routing",
     "run": "speedtronic.runtime",
     "seed_everything": "speedtronic.core.seeding",
     "supports_fused_adamw": "speedtronic.optim.adamw",
@@ -69,7 +75,9 @@ __all__ = [
     "GPT",
     "CheckpointManager",
     "ConfigError",
+    "HybridOptimizer",
     "MetricLogger",
+    "Muon",
     "PrecisionPlan",
     "Run",
     "SpeedtronicConfig",
@@ -89,6 +97,7 @@ __all__ = [
     "load_run",
     "register_model",
     "resolve_precision",
+    "route_parameters",
     "run",
     "seed_everything",
     "supports_fused_adamw",

@@ -31,7 +31,7 @@ def describe_routes(routes: Sequence[Route]) -> list[str]:
         ...     reason="hidden matrix", decays=True,
         ... )
         >>> describe_routes([route])
-        ['muon, hidden matrix: 1 tensor, 1,024 parameters: blocks.*.up.weight']
+        ['muon, hidden matrix: 1 tensor, 1,024 parameters: blocks.0.up.weight']
     """
     groups: dict[tuple[str, str, str], list[Route]] = {}
     for algorithm in _ALGORITHMS:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shlex
 import shutil
 import subprocess
 import sys
@@ -111,7 +112,7 @@ def test_the_block_runs_as_written(block: Block, copy: Path) -> None:
     "command", [command for _, command in COMMANDS], ids=[f"line-{line}" for line, _ in COMMANDS]
 )
 def test_a_command_that_is_not_run_names_what_exists(command: str, copy: Path) -> None:
-    words = command.split()
+    words = shlex.split(command)
 
     if words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
