@@ -56,7 +56,7 @@ EXECUTED = [
     if block.language == "python" or (block.language == "bash" and block.mark == "run")
 ]
 COMMANDS = [
-    (block.line, " ".join(shlex.split(line, comments=True)))
+    (block.line, shlex.join(shlex.split(line, comments=True)))
     for block in BLOCKS
     if block.language == "bash" and block.mark != "run"
     for line in block.text.replace("\\\n", " ").splitlines()
