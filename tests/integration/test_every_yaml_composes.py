@@ -64,8 +64,10 @@ def test_the_first_run_is_300_updates_of_2048_bytes_on_the_standard_library() ->
     assert config.data.update_batch_size * config.effective_block_size == 2048
     assert config.to_dict()["model"]["d_model"] == 256
     assert config.to_dict()["data"]["_target_"] == "speedtronic.config.StdlibDataSettings"
-    assert config.to_dict()["optimizer"]["lr"] == 1e-3
-    assert config.to_dict()["scheduler"]["_target_"] == "speedtronic.config.CosineSettings"
+    assert config.to_dict()["optimizer"]["_target_"] == "speedtronic.config.MuonSettings"
+    assert config.to_dict()["optimizer"]["muon_lr"] == 0.03
+    assert config.to_dict()["optimizer"]["lr"] == 8e-3
+    assert config.to_dict()["scheduler"]["_target_"] == "speedtronic.config.WSDSettings"
     assert config.evaluation.every_steps == 100
 
 

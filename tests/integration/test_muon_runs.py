@@ -112,7 +112,7 @@ def test_a_run_with_muon_saves_and_logs_which_algorithm_trains_what() -> None:
     assert (embedding["lr"], embedding["weight_decay"]) == (0.008, 0.0)
     log = Path("R/train.log").read_text()
     # 48 x 16, 16 x 16, and a SwiGLU of width 64: 128 x 16 and 16 x 64.
-    assert "muon, hidden matrix: 4 tensors, 4,096 parameters: blocks.*.attention.qkv" in log
+    assert "muon, hidden matrix: 4 tensors, 4,096 parameters: " in log
     assert "adamw, embedding" in log
     assert "adamw, vector or scalar: 3 tensors, 48 parameters" in log
 

@@ -205,6 +205,23 @@ def test_a_rule_gives_excluded_matrices_a_rate_and_a_decay_of_their_own() -> Non
     torch.testing.assert_close(model[0].weight.detach(), expected, rtol=0, atol=1e-6)
 
 
+def test_rules_for_one_algorithm_keep_groups_of_their_own() -> None:
+    model = nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(4)], nn.Linear(16, 9))
+    rules = [
+        {"match": r"^0\.", "algorithm": "muon"},
+        {"match": r"^1\.", "algorithm": "muon", "lr": 0.5},
+        {"match": r"^4\.", "algorithm": "adamw", "lr": 0.25},
+    ]
+    groups = build(model, routing=rules).param_groups
+    assert [(group["name"], group["param_names"], group["lr"]) for group in groups] == [
+        ("muon", ["2.weight", "3.weight"], 0.03),
+        ("muon_rule_0", ["0.weight"], 0.03),
+        ("muon_rule_1", ["1.weight"], 0.5),
+        ("adamw_decay_rule_2", ["4.weight"], 0.25),
+        ("adamw_no_decay_rule_2", ["4.bias"], 0.25),
+    ]
+
+
 # public_bugs.md: decay on norms that a test by name misses
 @pytest.mark.parametrize("option", WITH_MUON)
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
@@ -458,8 +475,14 @@ def test_a_parameter_without_gradient_is_left_alone_decay_and_state_included(opt
 # The two halves -----------------------------------------------------------------------------------
 
 
+def make_wide_mlp() -> nn.Module:
+    """Return the network with a head of 9,600 entries, enough for two kernels to differ in some."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 600))
+
+
 def halves(**values: Any) -> tuple[nn.Module, Optimizer]:
-    model = make_mlp()
+    model = make_wide_mlp()
     return model, build(model, lr=0.01, weight_decay=0.2, muon_lr=0.05, **values)
 
 
@@ -486,7 +509,7 @@ def adamw_beside(model: nn.Module, *, fused: bool) -> AdamW:
 def test_the_adamw_half_equals_torchs_adamw_bit_for_bit(fused: bool | None) -> None:
     model, optimizer = halves(fused=fused)
     assert {group.get("fused") for group in optimizer.param_groups[1:]} == {fused is None}
-    twin = make_mlp()
+    twin = make_wide_mlp()
     reference = adamw_beside(twin, fused=fused is None)
     step(model, optimizer, *range(20))
     step(twin, reference, *range(20))
@@ -501,7 +524,7 @@ def test_the_adamw_half_equals_torchs_adamw_bit_for_bit(fused: bool | None) -> N
 # optim.md (26): fused against the loop
 def test_the_fused_adamw_half_equals_torchs_loop_to_a_millionth() -> None:
     model, optimizer = halves()
-    twin = make_mlp()
+    twin = make_wide_mlp()
     reference = adamw_beside(twin, fused=False)
     step(model, optimizer, *range(20))
     step(twin, reference, *range(20))
@@ -512,7 +535,7 @@ def test_the_fused_adamw_half_equals_torchs_loop_to_a_millionth() -> None:
 
 def test_the_muon_half_equals_muon_alone_bit_for_bit() -> None:
     model, optimizer = halves()
-    twin = make_mlp()
+    twin = make_wide_mlp()
     reference = Muon([twin[0].weight], lr=0.05, weight_decay=0.2)
     step(model, optimizer, *range(5))
     step(twin, reference, *range(5))
