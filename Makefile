@@ -46,7 +46,7 @@ race: $(CORE) ## AdamW against Muon: two sweeps, table and picture (about 12 min
 	$(BIN)/python scripts/train.py -m experiment=optimizer_race optimizer=adamw \
 	  optimizer.lr=1e-3,2e-3,4e-3,8e-3 seed=1,2 $(ARGS)
 	$(BIN)/python scripts/train.py -m experiment=optimizer_race optimizer=muon \
-	  optimizer.muon_lr=0.02,0.03,0.05 seed=1,2 data.max_steps=100,120,149,240 $(ARGS)
+	  optimizer.muon_lr=0.03,0.05,0.08 seed=1,2 data.max_steps=108,132,149,240 $(ARGS)
 	$(BIN)/python scripts/race.py
 
 $(CORE): pyproject.toml constraints.txt

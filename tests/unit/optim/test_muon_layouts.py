@@ -205,6 +205,7 @@ def test_matrices_on_both_sides_of_256_train_together_as_alone(
     for index, (weight, start) in enumerate(zip(weights, starts, strict=True)):
         alone = train_alone(start, [step[index] for step in gradients], **options)
         assert torch.equal(weight, alone)
+        assert (weight != start).double().mean() > 0.99
 
 
 @pytest.mark.parametrize("options", [{}, {"normuon_beta2": 0.95}])
@@ -233,6 +234,7 @@ def test_more_matrices_than_one_stack_holds_train_as_alone(options: dict[str, An
                 start[number], [step[index][number] for step in gradients], **options
             )
             assert torch.equal(block, alone)
+        assert (weight != start).double().mean() > 0.99
 
 
 @pytest.mark.parametrize("is_fast", [True, False])
