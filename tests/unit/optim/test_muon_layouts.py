@@ -24,6 +24,7 @@ MODES: list[dict[str, Any]] = [
     {"normuon_beta2": 0.95},
     {"muon_plus": "row_col", "normuon_beta2": 0.9},
     {"cautious": "wd"},
+    {"cautious": "update"},
 ]
 
 

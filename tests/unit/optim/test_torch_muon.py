@@ -129,6 +129,21 @@ def test_only_matrices_of_two_dimensions_are_taken_now_and_later(shape: tuple[in
     assert len(optimizer.param_groups) == 1
 
 
+# pytorch PR #194664: in bf16 without Nesterov, torch's Muon normalises its buffer in place
+def test_bf16_without_nesterov_is_refused_and_fp32_is_right() -> None:
+    message = (
+        "nesterov must be True with torch's Muon and bf16: parameter w of shape (2, 2) is"
+        " bfloat16; use algorithm muon"
+    )
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        make_optimizer(random_weight(2, 2, dtype=torch.bfloat16), nesterov=False)
+    weight = random_weight(2, 2)
+    optimizer = make_optimizer(weight, nesterov=False, momentum=0.75)
+    weight.grad = torch.eye(2)
+    optimizer.step()
+    assert torch.equal(optimizer.state[weight]["momentum_buffer"], torch.eye(2) / 4)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
