@@ -38,6 +38,24 @@ class RoutingRuleSettings(Settings):
     """Rows of the independent blocks of a fused matrix; null: what the model declares."""
 
 
+def _read_rule(rule: Any, *, at: int) -> RoutingRuleSettings:
+    """Return one rule; what is wrong with it is said with its place in the list."""
+    if isinstance(rule, RoutingRuleSettings):
+        return rule
+    key = f"{RoutingRuleSettings.section}[{at}]"
+    if not isinstance(rule, dict):
+        raise ConfigError(
+            f"{key}: must be a mapping, got {show_value(key, rule)};"
+            " write {match: regex, algorithm: muon}"
+        )
+    try:
+        return RoutingRuleSettings(**rule)
+    except ConfigError as error:
+        raise ConfigError(
+            str(error).replace(f"{RoutingRuleSettings.section}.", f"{key}.")
+        ) from error
+
+
 class HybridSettings(AdamWFields):
     """What every choice with Muon has: Muon for hidden matrices, AdamW for everything else."""
 
@@ -61,9 +79,7 @@ class HybridSettings(AdamWFields):
     def _read_rules(cls, rules: Any) -> Any:
         if not isinstance(rules, list | tuple):
             return rules
-        return tuple(
-            RoutingRuleSettings(**rule) if isinstance(rule, dict) else rule for rule in rules
-        )
+        return tuple(_read_rule(rule, at=at) for at, rule in enumerate(rules))
 
     @abstractmethod
     def route(self, *, model: nn.Module) -> list[Route]:

@@ -6,6 +6,7 @@ Pydantic does the checking; here its reports become messages with key, rule, val
 from __future__ import annotations
 
 import os
+import re
 import types
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
@@ -185,7 +186,7 @@ def _rule(cls: type[Settings], name: Any, problems: list[ErrorDetails]) -> str:
         context = details.get("ctx", {})
         if details["type"] in ("value_error", "assertion_error"):
             return str(context.get("error", details["msg"]))
-        shown = {key: _plain_number(value) for key, value in context.items()}
+        shown = {key: _plain_value(value) for key, value in context.items()}
         noun = _NOUNS.get(details["type"], details["msg"].lower()).format(**shown)
         nouns += [noun] if noun not in nouns else []
     if _takes_null(cls, name):
@@ -215,7 +216,10 @@ def _advice(cls: type[Settings], name: Any, details: ErrorDetails) -> str:
     return f"the default is {show_value(name, shown)}"
 
 
-def _plain_number(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
+    """Return what a rule names as a configuration writes it."""
+    if isinstance(value, str):
+        return re.sub(r"\b(True|False)\b", lambda found: found[0].lower(), value)
     return f"{value:g}" if isinstance(value, float) else value
 
 

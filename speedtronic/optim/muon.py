@@ -161,10 +161,15 @@ def _orthogonal_updates(
     ]
     if group["cautious"] != "update":
         return updates
-    return [
-        update * cautious_mask(update, block.gradient)
-        for update, block in zip(updates, blocks, strict=True)
-    ]
+    return [_masked(update, block) for update, block in zip(updates, blocks, strict=True)]
+
+
+def _masked(update: Tensor, block: _Block) -> Tensor:
+    """Leave in an update what agrees with the gradient, each matrix of a stack by itself."""
+    if block.layout != "stack":
+        return update * cautious_mask(update, block.gradient)
+    matrices = zip(update, block.gradient, strict=True)
+    return torch.stack([matrix * cautious_mask(matrix, gradient) for matrix, gradient in matrices])
 
 
 def _apply(blocks: list[_Block], updates: list[Tensor], group: ParameterGroup) -> None:

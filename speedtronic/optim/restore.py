@@ -106,11 +106,13 @@ def _check_algorithms(present: Mapping[str, Any], saved: Mapping[str, Any]) -> N
     moved = [name for name in present if saved.get(name, present[name]) != present[name]]
     if moved:
         shown = ", ".join(
-            f"{name} ({saved[name]} -> {present[name]})" for name in moved[:_NUM_NAMES_SHOWN]
+            f"{name} ({saved[name] or 'another optimizer'} -> {present[name] or 'this one'})"
+            for name in moved[:_NUM_NAMES_SHOWN]
         )
         more = " ..." if moved[_NUM_NAMES_SHOWN:] else ""
         raise IncompatibleCheckpointError(
-            f"optimizer.routing: the checkpoint trained {shown}{more}; give it the routing it had"
+            f"optimizer.routing: the checkpoint trained {shown}{more};"
+            " resume with the optimizer and the routing it had"
         )
 
 

@@ -51,7 +51,8 @@ def check_torch_muon_group(group: ParameterGroup) -> None:
     """Check that torch's Muon can train a group.
 
     Raises:
-        ConfigError: a parameter is no 2-D matrix, or a value is out of its range.
+        ConfigError: a parameter is no 2-D matrix, a value is out of its range, or torch's Muon
+            would corrupt its momentum.
     """
     check_tensors(group)
     check_numbers(
@@ -62,6 +63,12 @@ def check_torch_muon_group(group: ParameterGroup) -> None:
     for index, parameter in enumerate(group["params"]):
         if default_layout(parameter.shape) != "matrix":
             raise ConfigError(f"{described(group, index)} is not 2-D, as torch's Muon wants it")
+        if parameter.dtype is torch.bfloat16 and not group["nesterov"]:
+            # pytorch PR #194664: it would normalise the momentum itself, in place.
+            raise ConfigError(
+                f"nesterov must be True with torch's Muon and bf16: {described(group, index)} is"
+                " bfloat16; use algorithm muon"
+            )
 
 
 def routes_for_torch(routes: Sequence[Route]) -> list[Route]:

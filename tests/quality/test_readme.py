@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shlex
 import shutil
 import subprocess
 import sys

@@ -254,27 +254,27 @@ def test_the_example_of_the_help_gives_the_embedding_to_muon() -> None:
     [
         ({"routing": {"match": "x"}}, "optimizer.routing: must be a list, got {'match': 'x'}"),
         ({"routing": "x"}, "optimizer.routing: must be a list, got 'x'"),
-        ({"routing": [{"match": "x"}]}, "optimizer.routing.algorithm: must be given"),
-        ({"routing": [{"algorithm": "muon"}]}, "optimizer.routing.match: must be given"),
+        ({"routing": [{"match": "x"}]}, "optimizer.routing[0].algorithm: must be given"),
+        ({"routing": [{"algorithm": "muon"}]}, "optimizer.routing[0].match: must be given"),
         (
             {"routing": [{**RULE, "algorithm": "sgd"}]},
-            "optimizer.routing.algorithm: must be one of 'muon' or 'adamw', got 'sgd'",
+            "optimizer.routing[0].algorithm: must be one of 'muon' or 'adamw', got 'sgd'",
         ),
         (
             {"routing": [{**RULE, "match": ""}]},
-            "optimizer.routing.match: must be text of at least 1 character, got ''",
+            "optimizer.routing[0].match: must be text of at least 1 character, got ''",
         ),
         (
             {"routing": [{**RULE, "lr": 0}]},
-            "optimizer.routing.lr: must be greater than 0 or null, got 0",
+            "optimizer.routing[0].lr: must be greater than 0 or null, got 0",
         ),
         (
             {"routing": [{**RULE, "lrr": 3}]},
-            "optimizer.routing.lrr: unknown key, got 3; did you mean 'optimizer.routing.lr'?",
+            "optimizer.routing[0].lrr: unknown key, got 3; did you mean 'optimizer.routing[0].lr'?",
         ),
         (
             {"muon_plus": True},
-            "optimizer.muon_plus: must be one of False, 'row', 'col', 'row_col' or 'col_row',"
+            "optimizer.muon_plus: must be one of false, 'row', 'col', 'row_col' or 'col_row',"
             " got true",
         ),
         # design/optim.md: two authors mean opposite things by a bare "spectral"

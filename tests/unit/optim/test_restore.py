@@ -232,7 +232,7 @@ def test_parameters_that_another_algorithm_trains_now_are_refused_by_their_routi
     rules = [{"match": r"^2\.weight", "algorithm": "adamw"}]
     message = (
         "optimizer.routing: the checkpoint trained 2.weight (muon -> adamw);"
-        " give it the routing it had"
+        " resume with the optimizer and the routing it had"
     )
     with pytest.raises(IncompatibleCheckpointError, match=re.escape(message)):
         load(build_hybrid(model, routing=rules), saved.state_dict())

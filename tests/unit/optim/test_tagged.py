@@ -383,7 +383,8 @@ def test_a_parameter_of_another_algorithm_is_refused() -> None:
     saved = HybridOptimizer([{"params": [("w", weight)], "algorithm": "adamw"}]).state_dict()
     present = HybridOptimizer([{"params": [("w", weight)], "algorithm": "muon"}])
     message = (
-        "optimizer.routing: the checkpoint trained w (adamw -> muon); give it the routing it had"
+        "optimizer.routing: the checkpoint trained w (adamw -> muon);"
+        " resume with the optimizer and the routing it had"
     )
     with pytest.raises(IncompatibleCheckpointError, match=f"^{re.escape(message)}$"):
         present.load_state_dict(saved)
