@@ -67,7 +67,7 @@ class HybridSettings(AdamWFields):
     """Decay of Muon's average of gradients per update, in [0, 1)."""
     muon_nesterov: bool = True
     """Whether Muon's update looks one step ahead."""
-    muon_ns_steps: Annotated[int, Field(ge=1, le=100)] = 5
+    muon_ns_steps: Annotated[int, Field(ge=1, le=99)] = 5
     """Iterations of kj5; the other orthogonalisations have their own number."""
     muon_weight_decay: Annotated[float, Field(ge=0)] | None = None
     """Shrinkage of Muon's matrices, times muon_lr; null: weight_decay."""

@@ -42,6 +42,7 @@ from speedtronic.optim.tagged import (
     check_tensors,
     described,
     gradient_of,
+    refuse_sharded,
 )
 
 Scale: TypeAlias = Literal["original", "match_rms_adamw", "spectral_unclamped"]
@@ -84,7 +85,7 @@ def update_muon(group: ParameterGroup, state: State) -> None:
     ``M <- lerp(M, G, 1 - momentum)``; ``U = lerp(G, M, momentum)`` with ``nesterov``, else M; W
     shrinks by ``lr * weight_decay``, then loses ``lr * scale(R, C) * orthogonalize(U)``.
     """
-    for blocks in _stacks(_blocks(group, state)):
+    for blocks in _stacks(list(_blocks(group, state))):
         directions = _advance_momentum(blocks, group)
         updates = _orthogonal_updates(blocks, directions, group)
         _apply(blocks, updates, group)
@@ -252,8 +253,10 @@ def check_muon_group(group: ParameterGroup) -> None:
             not fit it, or a value is out of its range.
     """
     check_tensors(group)
-    ranges = {"lr": (0, math.inf), "momentum": (0, 1), "weight_decay": (0, math.inf)}
-    check_numbers(group, {**ranges, "normuon_beta2": (0, 1), "eps": (0, math.inf)})
+    refuse_sharded(group)
+    check_muon_numbers(group)
+    if group["normuon_beta2"] is not None:
+        check_numbers(group, {"normuon_beta2": (0, 1)})
     for key, known in (
         ("scale", tuple(SCALES)),
         ("muon_plus", (None, *RESCALINGS)),
@@ -277,10 +280,21 @@ def check_muon_group(group: ParameterGroup) -> None:
         _check_matrix(group, index)
 
 
+def check_muon_numbers(group: ParameterGroup) -> None:
+    """Check the numbers that every Muon has.
+
+    Raises:
+        ConfigError: naming key, range and value.
+    """
+    anything = (0, math.inf)
+    check_numbers(group, {"lr": anything, "momentum": (0, 1), "weight_decay": anything})
+    check_numbers(group, {"eps": anything})
+    if group["eps"] == 0:
+        raise ConfigError("eps must be above 0, got 0: a gradient of zeros would give NaN")
+
+
 def _check_matrix(group: ParameterGroup, index: int) -> None:
     parameter, what = group["params"][index], described(group, index)
-    if hasattr(parameter, "device_mesh"):  # DTensor: a shard's polar factor is not the matrix's
-        raise ConfigError(f"{what} is sharded; Muon needs the whole matrix: train it with AdamW")
     if parameter.ndim < MATRIX_DIMENSIONS:
         raise ConfigError(f"{what} is no matrix; train it with AdamW (HybridOptimizer does)")
     names = group.get("param_names")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import UninitializedParameter
 from torch.optim import Optimizer
 
 from speedtronic.core.errors import ConfigError
@@ -51,7 +53,8 @@ class TaggedOptimizer(Optimizer, ABC):
                 f"algorithm must be one of {', '.join(self.algorithms)}, got {tag!r}; correct the"
                 " parameter group"
             )
-        defaults = {**self.algorithms[tag].defaults, **self.defaults}
+        # Copies, because a default may be a dict that a group then calls its own.
+        defaults = copy.deepcopy({**self.algorithms[tag].defaults, **self.defaults})
         group = {**defaults, "algorithm": tag, **param_group}
         super().add_param_group(group)
         try:
@@ -122,22 +125,42 @@ def check_numbers(group: ParameterGroup, ranges: Mapping[str, tuple[float, float
     """
     for key, (low, high) in ranges.items():
         value = group[key]
-        if value is not None and not low <= value < high:
+        is_number = isinstance(value, int | float | Tensor)  # torch allows a rate in a tensor
+        if not is_number or not low <= value < high:
             raise ConfigError(f"{key} must be at least {low:g} and below {high:g}, got {value!r}")
 
 
 def check_tensors(group: ParameterGroup) -> None:
-    """Refuse parameters whose entries an update could not reach one by one.
+    """Refuse parameters whose entries an update could not reach one by one, or that have none yet.
 
     Raises:
         ConfigError: naming the parameter.
     """
     for index, parameter in enumerate(group["params"]):
+        if isinstance(parameter, UninitializedParameter):
+            raise ConfigError(
+                "params: a parameter of a lazy module has no shape yet; run one batch through the"
+                " model first"
+            )
         if parameter.layout is not torch.strided:
             raise ConfigError(f"{described(group, index)} is sparse; train it with SparseAdam")
         if not parameter.is_floating_point():
             kind = str(parameter.dtype).removeprefix("torch.")
             raise ConfigError(f"{described(group, index)} is {kind}, not real floating point")
+
+
+def refuse_sharded(group: ParameterGroup) -> None:
+    """Refuse parameters of which a process holds a part: its polar factor is not the whole's.
+
+    Raises:
+        ConfigError: naming the parameter.
+    """
+    for index, parameter in enumerate(group["params"]):
+        if hasattr(parameter, "device_mesh"):  # DTensor
+            raise ConfigError(
+                f"{described(group, index)} is sharded; Muon needs the whole matrix: train it with"
+                " AdamW"
+            )
 
 
 def gradient_of(parameter: Tensor, group: ParameterGroup) -> Tensor:

@@ -11,6 +11,7 @@ from torch.optim._muon import muon  # the functional form has no public name
 from speedtronic.core.errors import ConfigError
 from speedtronic.optim.grouping import ParameterGroup
 from speedtronic.optim.matrices import default_layout
+from speedtronic.optim.muon import check_muon_numbers
 from speedtronic.optim.routing import Route
 from speedtronic.optim.tagged import (
     Algorithm,
@@ -19,6 +20,7 @@ from speedtronic.optim.tagged import (
     check_tensors,
     described,
     gradient_of,
+    refuse_sharded,
 )
 
 _KJ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -55,9 +57,9 @@ def check_torch_muon_group(group: ParameterGroup) -> None:
             would corrupt its momentum.
     """
     check_tensors(group)
-    check_numbers(
-        group, {"lr": (0, float("inf")), "momentum": (0, 1), "weight_decay": (0, float("inf"))}
-    )
+    refuse_sharded(group)
+    check_muon_numbers(group)
+    check_numbers(group, {"ns_steps": (1, 100)})
     if group["scale"] not in _SCALES:
         raise ConfigError(f"scale must be one of {', '.join(_SCALES)}, got {group['scale']!r}")
     for index, parameter in enumerate(group["params"]):
@@ -72,19 +74,24 @@ def check_torch_muon_group(group: ParameterGroup) -> None:
 
 
 def routes_for_torch(routes: Sequence[Route]) -> list[Route]:
-    """Return routes as torch's Muon can follow them: 2-D matrices as stored and in one piece."""
-    return [
-        replace(route, row_splits=())
-        if route.algorithm != "muon" or route.layout in ("matrix", "transposed")
-        else replace(
-            route,
-            algorithm="adamw",
-            reason="not 2-D, as torch's Muon wants it",
-            layout="matrix",
-            row_splits=(),
+    """Return routes as torch's Muon can follow them: 2-D matrices as stored and in one piece.
+
+    Raises:
+        ConfigError: a configured rule sends another shape to Muon.
+    """
+    return [_adapted(replace(route, row_splits=())) for route in routes]
+
+
+def _adapted(route: Route) -> Route:
+    if route.algorithm != "muon" or route.layout in ("matrix", "transposed"):
+        return route
+    if route.rule is not None:
+        raise ConfigError(
+            f"optimizer.routing[{route.rule}].algorithm must be adamw with torch's Muon for"
+            f" {route.name} of shape {route.shape}, which is not 2-D; use optimizer=muon"
         )
-        for route in routes
-    ]
+    reason = "not 2-D, as torch's Muon wants it"
+    return replace(route, algorithm="adamw", reason=reason, layout="matrix")
 
 
 TORCH_MUON = Algorithm(

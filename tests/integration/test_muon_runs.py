@@ -178,7 +178,7 @@ def test_the_printed_configuration_shows_the_decay_in_force(
 # Resuming -----------------------------------------------------------------------------------------
 
 
-# optim.md (21), through train_from_config and its checkpoint files
+# optimizers.md (21), through train_from_config and its checkpoint files
 @pytest.mark.parametrize("option", ["muon", "muon_plus", "normuon", "cautious_adamw", "muon_torch"])
 def test_a_run_resumed_twice_equals_one_in_a_single_piece(option: str) -> None:
     schedule: dict[str, Any] = dict(WSD) if "muon" in option else {"name": "wsd", "max_steps": 16}
@@ -197,7 +197,7 @@ def test_a_run_resumed_twice_equals_one_in_a_single_piece(option: str) -> None:
         assert left["optimizer"]["param_groups"][0]["momentum"] == pytest.approx(0.9)
 
 
-# optim.md (21): a crash instead of an end
+# optimizers.md (21): a crash instead of an end
 def test_a_run_with_muon_that_is_killed_and_resumed_equals_an_undisturbed_one(
     workdir: Path,
 ) -> None:
@@ -220,7 +220,7 @@ def test_a_run_with_muon_that_is_killed_and_resumed_equals_an_undisturbed_one(
     assert (workdir / "A/routing.json").read_bytes() == (workdir / "B/routing.json").read_bytes()
 
 
-# optim.md (23): the configuration wins
+# optimizers.md (23): the configuration wins
 def test_changed_rates_momentum_and_decay_hold_from_the_resume_on_and_are_logged() -> None:
     constant = {"scheduler": {"name": "constant", "warmup_steps": 0}}
     speedtronic.train_from_config(settings(**constant), max_steps=3)
@@ -281,7 +281,7 @@ def test_one_changed_value_leaves_all_others_as_they_were() -> None:
     ]
 
 
-# optim.md (23): another way of making updates is another run
+# optimizers.md (23): another way of making updates is another run
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
@@ -301,7 +301,7 @@ def test_another_way_of_making_updates_is_not_resumed(changed: dict[str, Any], n
     assert Path("R/result.json").read_bytes() == before
 
 
-# optim.md (22): even where strictness is off
+# optimizers.md (22): even where strictness is off
 def test_muons_parameters_that_adamw_would_train_are_refused_by_their_routing() -> None:
     speedtronic.train_from_config(settings(), max_steps=2)
     rules = [{"match": "attention.output", "algorithm": "adamw"}]

@@ -103,7 +103,7 @@ def by_name(optimizer: Optimizer) -> dict[str, dict[str, Any]]:
     return found
 
 
-# optim.md (21): save, load, continue; public_bugs.md: state that is matched by position
+# optimizers.md (21): save, load, continue; seen elsewhere: state that is matched by position
 @pytest.mark.parametrize("is_permuted", [False, True], ids=["same order", "another order"])
 @pytest.mark.parametrize("option", OPTIONS)
 def test_40_updates_equal_20_a_checkpoint_and_20_more_bit_for_bit(
@@ -144,7 +144,7 @@ def test_another_order_of_the_groups_keeps_the_rate_of_each(is_reimposed: bool) 
     assert rates == {"adamw_no_decay": 0.008, "muon": 0.03}
 
 
-# optim.md (21): the momentum keeps its number format
+# optimizers.md (21): the momentum keeps its number format
 @pytest.mark.parametrize("option", ["muon", "normuon"])
 def test_fp32_averages_of_bf16_weights_come_back_from_files_as_they_were(
     option: str, tmp_path: Path
@@ -241,7 +241,7 @@ def make_network(**arguments: Any) -> Network:
     return Network(**arguments)
 
 
-# optim.md (24), public_bugs.md: one half stepped while the other did not
+# optimizers.md (24); seen elsewhere: one half stepped while the other did not
 @pytest.mark.parametrize("plan", [FP32, SCALED], ids=["fp32", "scaled"])
 @pytest.mark.parametrize("spoiled", ["second.weight", "norm.weight"])
 def test_an_infinite_gradient_in_one_half_skips_both_and_the_schedule(
@@ -267,7 +267,7 @@ def test_an_infinite_gradient_in_one_half_skips_both_and_the_schedule(
     assert_same_tensors(trainer.optimizer.state_dict(), clean.optimizer.state_dict())
 
 
-# public_bugs.md: clipping with inf made NaN weights, and healthy checkpoints were rotated away
+# seen elsewhere: clipping with inf made NaN weights, and healthy checkpoints were rotated away
 @pytest.mark.parametrize("how", ["inf", "nan", "loss"])
 def test_a_run_of_bad_gradients_stops_with_weights_and_checkpoints_as_they_were(
     how: str, tmp_path: Path
@@ -314,7 +314,7 @@ def test_the_norm_of_the_gradient_is_computed_once_an_update(
     assert len(recorder.of("optimizer_step_skipped")) == 1
 
 
-# public_bugs.md: clipped before unscaled; skipped without renewing the scale
+# seen elsewhere: clipped before unscaled; skipped without renewing the scale
 def test_an_attempt_unscales_clips_steps_and_renews_the_scale_in_this_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -338,7 +338,7 @@ def test_an_attempt_unscales_clips_steps_and_renews_the_scale_in_this_order(
     assert calls == [*applied, "unscale_", "clip", "update", *applied]
 
 
-# public_bugs.md: fused kernels under a scaler
+# seen elsewhere: fused kernels under a scaler
 def test_a_scaled_run_of_the_hybrid_equals_the_unscaled_one_bit_for_bit() -> None:
     plain, _ = train(make_network(), batches())
     scaled, _ = train(make_network(), batches(), precision=SCALED)

@@ -17,7 +17,7 @@ from speedtronic.optim.polar import METHODS, Method, orthogonalize
 SHAPES = [(48, 96), (96, 48), (64, 64)]
 SMALL_SHAPES = [(6, 10), (10, 6), (7, 7)]
 NUM_STEPS = 5
-# Written out again from optim.md, section 2.
+# Written out again, see docs/optimizers.md.
 COEFFICIENTS: dict[str, list[tuple[float, float, float]]] = {
     "kj5": [(3.4445, -4.7750, 2.0315)] * 5,
     "quintic5": [
@@ -117,7 +117,7 @@ def test_orthogonalizing_maps_every_singular_value_by_the_polynomials(
     assert (result - reference_polar(matrix, method)).abs().max() < 1e-10
 
 
-# optim.md (10): torch's Muon bit for bit
+# optimizers.md (10): torch's Muon bit for bit
 @pytest.mark.parametrize(
     "options",
     [
@@ -148,7 +148,7 @@ def test_in_bf16_muon_has_the_bits_of_torchs_muon(
         assert torch.equal(optimizer.state[mine]["momentum_buffer"], expected)
 
 
-# optim.md (10): torch's Muon bit for bit
+# optimizers.md (10): torch's Muon bit for bit
 @pytest.mark.parametrize("shape", SHAPES)
 def test_in_bf16_a_matrix_alone_has_the_bits_of_torchs_muon(
     shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
@@ -179,7 +179,7 @@ def test_the_algorithm_muon_torch_has_the_bits_of_torchs_muon(
         assert torch.equal(optimizer.state[mine]["momentum_buffer"], expected)
 
 
-# optim.md (11): momentum as an average or as a sum; pytorch_optimizer #371: modes by their numbers
+# optimizers.md (11): momentum as average or sum; pytorch_optimizer #371: modes by their numbers
 @pytest.mark.parametrize("scale", list(SCALES))
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("is_fast", [True, False])

@@ -57,7 +57,7 @@ def watch(trainer: Trainer) -> list[tuple[float, ...]]:
     return used
 
 
-# optim.md (31), public_bugs.md: a schedule that advances once a microbatch
+# optimizers.md (31); seen elsewhere: a schedule that advances once a microbatch
 @pytest.mark.parametrize("k", [1, 4])
 def test_a_schedule_advances_once_an_update_whatever_the_accumulation(k) -> None:
     trainer = build(k=k)
@@ -75,7 +75,7 @@ def test_a_schedule_advances_once_an_update_whatever_the_accumulation(k) -> None
     assert result.samples == NUM_STEPS * 3 * k
 
 
-# optim.md (29): a function of the step alone
+# optimizers.md (29): a function of the step alone
 @pytest.mark.parametrize("split", range(1, NUM_STEPS))
 def test_a_run_resumed_at_any_step_equals_the_straight_one_bit_for_bit(split) -> None:
     straight = build()

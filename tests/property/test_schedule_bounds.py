@@ -73,7 +73,7 @@ def test_the_full_rate_is_reached_at_the_end_of_the_warmup(values: dict) -> None
     assert abs(cosine_factor(values["warmup_steps"], **values) - 1.0) < 1e-15
 
 
-# optim.md (28) and (30), for any settings
+# optimizers.md (28) and (30), for any settings
 @given(settings, falls)
 def test_wsd_starts_above_zero_reaches_the_peak_and_ends_at_the_floor_for_ever(
     values: dict, fall: dict

@@ -183,7 +183,7 @@ def test_true_is_the_caution_that_suits_an_algorithm(
     assert resolve_caution(setting, default=default) == expected
 
 
-# design/optim.md: a mask on the polar factor lost 0.04 there, so true masks Muon's decay alone
+# A mask on the polar factor lost 0.04 there, so true masks Muon's decay alone
 @pytest.mark.parametrize(
     ("setting", "muon", "adamw"),
     [
@@ -277,7 +277,7 @@ def test_the_example_of_the_help_gives_the_embedding_to_muon() -> None:
             "optimizer.muon_plus: must be one of false, 'row', 'col', 'row_col' or 'col_row',"
             " got true",
         ),
-        # design/optim.md: two authors mean opposite things by a bare "spectral"
+        # Two authors mean opposite things by a bare "spectral"
         (
             {"scale": "spectral"},
             "optimizer.scale: must be one of 'original', 'match_rms_adamw' or"
@@ -394,7 +394,7 @@ def test_a_schedule_moves_muons_momentum_and_leaves_adamw_without_one() -> None:
 # Resume -------------------------------------------------------------------------------------------
 
 
-# optim.md (23): what would make the saved state mean something else is locked
+# optimizers.md (23): what would make the saved state mean something else is locked
 @pytest.mark.parametrize(
     ("values", "line"),
     [
@@ -420,7 +420,7 @@ def test_a_resume_cannot_change_how_updates_are_made(values: dict[str, Any], lin
     assert line in str(caught.value)
 
 
-# optim.md (23): rates and decays may change
+# optimizers.md (23): rates and decays may change
 @pytest.mark.parametrize(
     "values",
     [

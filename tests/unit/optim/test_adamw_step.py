@@ -43,7 +43,7 @@ def values(weights: list[nn.Parameter]) -> list[torch.Tensor]:
     return [weight.detach().clone() for weight in weights]
 
 
-# optim.md (27): after one step the average and the gradient agree everywhere, the mask's mean is 1
+# optimizers.md (27): after one step average and gradient agree everywhere, the mask's mean is 1
 def test_the_first_step_of_cautious_adamw_is_that_of_adamw_exactly() -> None:
     weights, twins = parameters(), parameters()
     ours = CautiousAdamW(weights, lr=0.03, weight_decay=0.2)
@@ -96,7 +96,7 @@ def masked_step_by_hand(
     return w
 
 
-# optim.md (27): decay first and unmasked, then step * mask * m / denom; and CWD
+# optimizers.md (27): decay first and unmasked, then step * mask * m / denom; and CWD
 @pytest.mark.parametrize("caution", ["update", "wd"])
 def test_eight_steps_equal_the_formula(caution: Any) -> None:
     weights = parameters(dtype=torch.float64)
@@ -114,7 +114,7 @@ def test_eight_steps_equal_the_formula(caution: Any) -> None:
         torch.testing.assert_close(weight.detach(), expected, rtol=0, atol=1e-12)
 
 
-# optim.md (27): weight decay is never inside the mask
+# optimizers.md (27): weight decay is never inside the mask
 def test_the_decay_stays_whole_where_every_entry_of_the_mask_is_zero() -> None:
     weight = nn.Parameter(torch.tensor([[2.0, -4.0], [8.0, 1.0]]))
     optimizer = CautiousAdamW([weight], lr=0.1, weight_decay=0.5)
@@ -126,7 +126,7 @@ def test_the_decay_stays_whole_where_every_entry_of_the_mask_is_zero() -> None:
     torch.testing.assert_close(weight.detach(), before * (1 - 0.1 * 0.5), rtol=1e-6, atol=0)
 
 
-# optim.md (27): W -= lr * (u + decay * 1[u W >= 0] W)
+# optimizers.md (27): W -= lr * (u + decay * 1[u W >= 0] W)
 def test_cautious_decay_leaves_what_the_update_pushes_away_from_zero() -> None:
     weight = nn.Parameter(torch.tensor([2.0, -2.0, 2.0, -2.0]))
     optimizer = CautiousAdamW([weight], lr=0.1, weight_decay=0.5, cautious="wd")
@@ -137,7 +137,7 @@ def test_cautious_decay_leaves_what_the_update_pushes_away_from_zero() -> None:
     assert weight.tolist() == pytest.approx(expected, abs=1e-6)
 
 
-# optim.md (27): on white noise as in the mask's own test, here through whole steps
+# optimizers.md (27): on white noise as in the mask's own test, here through whole steps
 def test_white_noise_moves_three_quarters_of_the_entries_at_the_second_step() -> None:
     weight = nn.Parameter(torch.zeros(400, 500))
     optimizer = CautiousAdamW([weight], lr=0.1, weight_decay=0.0)

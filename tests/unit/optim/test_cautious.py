@@ -41,7 +41,7 @@ def test_the_mask_has_the_dtype_and_shape_of_the_direction() -> None:
     assert (mask.dtype, mask.shape) == (torch.float64, (2, 3))
 
 
-# optim.md (27): the rescale keeps the size of the whole update
+# optimizers.md (27): the rescale keeps the size of the whole update
 def test_entries_of_one_size_keep_the_sum_of_the_update_exactly() -> None:
     generator = torch.Generator().manual_seed(0)
     direction = torch.randn(1024, generator=generator).sign()
@@ -51,7 +51,7 @@ def test_entries_of_one_size_keep_the_sum_of_the_update_exactly() -> None:
     assert 400 < int(kept.count_nonzero()) < 624
 
 
-# optim.md (27): white noise
+# optimizers.md (27): white noise
 @pytest.mark.parametrize(("num_steps", "stated"), [(2, 0.776), (30, 0.63)])
 def test_for_white_noise_the_average_agrees_as_often_as_two_correlated_normals(
     num_steps: int, stated: float
@@ -81,7 +81,7 @@ def test_for_white_noise_the_average_agrees_as_often_as_two_correlated_normals(
 # Cautious weight decay ----------------------------------------------------------------------------
 
 
-# optim.md (27): W -= lr * decay * 1[u W >= 0] W
+# optimizers.md (27): W -= lr * decay * 1[u W >= 0] W
 def test_only_what_the_update_shrinks_decays() -> None:
     weight = torch.tensor([1.0, 1.0, -2.0, -2.0, 3.0, 0.0])
     direction = torch.tensor([0.5, -0.5, -0.1, 0.1, 0.0, 1.0])

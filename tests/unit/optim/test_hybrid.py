@@ -101,7 +101,7 @@ def held(optimizer: Optimizer) -> list[nn.Parameter]:
 # What it holds ------------------------------------------------------------------------------------
 
 
-# optim.md (19): coverage
+# optimizers.md (19): coverage
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_optimizer_holds_the_trainable_parameters_of_every_model_once_each(
@@ -120,7 +120,7 @@ def test_every_optimizer_holds_the_trainable_parameters_of_every_model_once_each
     assert all(id(trainable[name]) == at for name, at in zip(names, found, strict=True))
 
 
-# optim.md (19), public_bugs.md: a replica of the tied embedding went to Muon
+# optimizers.md (19); seen elsewhere: a replica of the tied embedding went to Muon
 @pytest.mark.parametrize("option", WITH_MUON)
 def test_a_tied_weight_is_held_once_and_by_adamw(option: str) -> None:
     model = small_gpt(tie_weights=True)
@@ -132,7 +132,7 @@ def test_a_tied_weight_is_held_once_and_by_adamw(option: str) -> None:
     assert (group["name"], group["weight_decay"]) == ("adamw_no_decay", 0.0)
 
 
-# optim.md (19): either half may be empty
+# optimizers.md (19): either half may be empty
 @pytest.mark.parametrize(
     ("kind", "values", "algorithms"),
     [
@@ -181,7 +181,7 @@ def test_groups_say_how_they_are_trained() -> None:
     assert "betas" not in groups["muon"]
 
 
-# public_bugs.md: matrices moved off Muon and then trained with the other half's rate
+# seen elsewhere: matrices moved off Muon and then trained with the other half's rate
 def test_a_rule_gives_excluded_matrices_a_rate_and_a_decay_of_their_own() -> None:
     model = make_mlp()
     rules = [
@@ -222,7 +222,7 @@ def test_rules_for_one_algorithm_keep_groups_of_their_own() -> None:
     ]
 
 
-# public_bugs.md: decay on norms that a test by name misses
+# seen elsewhere: decay on norms that a test by name misses
 @pytest.mark.parametrize("option", WITH_MUON)
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
 def test_norms_and_biases_do_not_decay_whatever_they_are_called(
@@ -243,7 +243,7 @@ def test_norms_and_biases_do_not_decay_whatever_they_are_called(
 # How groups are checked ---------------------------------------------------------------------------
 
 
-# public_bugs.md: a parameter twice in one group was updated twice
+# seen elsewhere: a parameter twice in one group was updated twice
 def test_a_parameter_that_appears_twice_is_refused() -> None:
     weight = nn.Parameter(torch.zeros(8, 8))
     with pytest.raises(ConfigError, match="a parameter appears twice in one group; give each once"):
@@ -344,7 +344,7 @@ def test_sparse_gradients_are_refused_where_they_appear() -> None:
 # One optimizer ------------------------------------------------------------------------------------
 
 
-# optim.md (20): one schedule for both halves
+# optimizers.md (20): one schedule for both halves
 def test_a_schedule_scales_the_rates_of_both_halves_by_one_factor() -> None:
     model = make_mlp()
     optimizer = build(model, muon_lr=0.3, lr=0.02)
@@ -360,7 +360,7 @@ def test_a_schedule_scales_the_rates_of_both_halves_by_one_factor() -> None:
         assert found == pytest.approx([0.3 * factor, 0.02 * factor, 0.02 * factor], rel=1e-12)
 
 
-# optim.md (24): one scaler, one flag for both halves
+# optimizers.md (24): one scaler, one flag for both halves
 @pytest.mark.parametrize("spoiled", ["0.weight", "2.weight"])
 def test_torchs_scaler_skips_both_halves_for_one_infinite_gradient(spoiled: str) -> None:
     model = make_mlp()
@@ -388,7 +388,7 @@ def test_torchs_scaler_skips_both_halves_for_one_infinite_gradient(spoiled: str)
     assert all(not torch.equal(o, n) for o, n in zip(before, model.parameters(), strict=True))
 
 
-# optim.md (25): closure
+# optimizers.md (25): closure
 @pytest.mark.parametrize("option", WITH_MUON)
 def test_a_closure_is_called_once_with_gradients_on_and_its_value_returned(option: str) -> None:
     model = make_mlp()
@@ -412,7 +412,7 @@ def test_a_closure_is_called_once_with_gradients_on_and_its_value_returned(optio
     assert optimizer.step() is None
 
 
-# optim.md (25): zero_grad
+# optimizers.md (25): zero_grad
 def test_gradients_of_both_halves_are_cleared() -> None:
     model = make_mlp()
     optimizer = build(model)
@@ -424,7 +424,7 @@ def test_gradients_of_both_halves_are_cleared() -> None:
     assert all(not parameter.grad.any() for parameter in model.parameters())
 
 
-# optim.md (25): deepcopy and pickle
+# optimizers.md (25): deepcopy and pickle
 @pytest.mark.parametrize("option", WITH_MUON)
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"]
@@ -441,7 +441,7 @@ def test_a_copy_goes_on_like_the_original(option: str, copied: Any) -> None:
     assert_same_tensors(twin_optimizer.state_dict(), optimizer.state_dict())
 
 
-# optim.md (25), public_bugs.md: flags that lay in the state went with it when it was cleared
+# optimizers.md (25); seen elsewhere: flags that lay in the state went with it when it was cleared
 @pytest.mark.parametrize("option", WITH_MUON)
 def test_a_cleared_state_makes_the_optimizer_a_new_one_with_the_same_routing(option: str) -> None:
     model = make_mlp()
@@ -504,7 +504,7 @@ def adamw_beside(model: nn.Module, *, fused: bool) -> AdamW:
     )
 
 
-# optim.md (26): torch's fused kernel, and its loop
+# optimizers.md (26): torch's fused kernel, and its loop
 @pytest.mark.parametrize("fused", [None, False])
 def test_the_adamw_half_equals_torchs_adamw_bit_for_bit(fused: bool | None) -> None:
     model, optimizer = halves(fused=fused)
@@ -521,7 +521,7 @@ def test_the_adamw_half_equals_torchs_adamw_bit_for_bit(fused: bool | None) -> N
         assert torch.equal(moments[0][name], moments[1][name]), name
 
 
-# optim.md (26): fused against the loop
+# optimizers.md (26): fused against the loop
 def test_the_fused_adamw_half_equals_torchs_loop_to_a_millionth() -> None:
     model, optimizer = halves()
     twin = make_wide_mlp()

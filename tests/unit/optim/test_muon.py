@@ -70,7 +70,7 @@ def train_alone(weight: Tensor, gradients: list[Tensor], **options: Any) -> Tens
 # Momentum -----------------------------------------------------------------------------------------
 
 
-# optim.md (7): the buffer is the lerp of the gradients, exactly; pytorch PR #194664
+# optimizers.md (7): the buffer is the lerp of the gradients, exactly; pytorch PR #194664
 @pytest.mark.parametrize("dtype", [FP32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("is_fast", [True, False])
@@ -162,7 +162,7 @@ def store_by_pickle(optimizer: Muon, weight: nn.Parameter) -> tuple[Muon, nn.Par
     return other, other.param_groups[0]["params"][0]
 
 
-# optim.md (7): the average of bf16 gradients is kept in fp32
+# optimizers.md (7): the average of bf16 gradients is kept in fp32
 @pytest.mark.parametrize("store", [store_by_state_dict, store_by_deepcopy, store_by_pickle])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, FP32, torch.float64])
 def test_a_stored_optimizer_keeps_its_precise_state_and_continues_bit_for_bit(
@@ -228,7 +228,7 @@ def test_there_are_no_other_scales() -> None:
     assert list(SCALES) == ["original", "match_rms_adamw", "spectral_unclamped"]
 
 
-# optim.md (13): updates as large as AdamW's
+# optimizers.md (13): updates as large as AdamW's
 @pytest.mark.parametrize("shape", [(48, 96), (96, 48), (64, 64), (128, 512)])
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_match_rms_adamw_gives_updates_of_the_size_of_adamws(
@@ -241,7 +241,7 @@ def test_match_rms_adamw_gives_updates_of_the_size_of_adamws(
     assert 0.14 <= weight.detach().square().mean().sqrt() <= 0.21
 
 
-# optim.md (14): the scale of a convolution; KellerJordan/Muon PR #60, ultralytics PR #25846
+# optimizers.md (14): the scale of a convolution; KellerJordan/Muon PR #60, ultralytics PR #25846
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_the_scale_of_a_convolution_is_that_of_its_flattened_matrix(
     memory_format: torch.memory_format,
@@ -254,7 +254,7 @@ def test_the_scale_of_a_convolution_is_that_of_its_flattened_matrix(
     assert (weight + 8 / 3 * orthogonal).abs().max() < 1e-5  # and not 1.0, from the kernel's 3 / 3
 
 
-# optim.md (12): the learning rate of the decay is without the factor of the shape
+# optimizers.md (12): the learning rate of the decay is without the factor of the shape
 @pytest.mark.parametrize("scale", list(SCALES))
 @pytest.mark.parametrize("shape", [(16, 64), (64, 16)])
 @pytest.mark.parametrize("options", [{}, {"muon_plus": "row"}, {"normuon_beta2": 0.9}])
@@ -268,7 +268,7 @@ def test_with_a_gradient_of_zero_the_weights_shrink_by_lr_times_decay_exactly(
     assert torch.equal(weight, expected)
 
 
-# optim.md (6): projections that start at zero give zero gradients to what is before them
+# optimizers.md (6): projections that start at zero give zero gradients to what is before them
 @pytest.mark.parametrize("options", [*MODES, {"cautious": "update"}])
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_zero_gradients_leave_zero_weights_zero_in_every_mode(
@@ -287,7 +287,7 @@ def test_zero_gradients_leave_zero_weights_zero_in_every_mode(
     assert torch.equal(trained, train_alone(random_tensor(8, 12), gradients, **options))
 
 
-# optim.md (15): no gradient, no change; KellerJordan/Muon #54, NorMuon #3
+# optimizers.md (15): no gradient, no change; KellerJordan/Muon #54, NorMuon #3
 @pytest.mark.parametrize("options", [*MODES, {"cautious": "update"}])
 def test_a_parameter_without_gradient_keeps_its_value_its_state_and_its_size(
     options: dict[str, Any],

@@ -63,7 +63,7 @@ UNFIT: list[tuple[Callable[[], nn.Parameter], str]] = [
 ]
 
 
-# optim.md (18): checked in the constructor and in add_param_group; Moonlight #27, Megatron #5961
+# optimizers.md (18): in the constructor and in add_param_group; Moonlight #27, Megatron #5961
 @pytest.mark.parametrize(("make_weight", "message"), UNFIT)
 def test_what_is_no_whole_real_matrix_is_refused_now_and_later(
     make_weight: Callable[[], nn.Parameter], message: str
@@ -79,7 +79,7 @@ def test_what_is_no_whole_real_matrix_is_refused_now_and_later(
         Muon([random_weight(4, 6), make_weight()])
 
 
-# optim.md (18): sparse gradients are refused when they come
+# optimizers.md (18): sparse gradients are refused when they come
 def test_a_sparse_gradient_is_refused_before_its_parameter_changes() -> None:
     weight = random_weight(4, 6)
     optimizer = Muon([weight])
@@ -94,6 +94,8 @@ def test_a_sparse_gradient_is_refused_before_its_parameter_changes() -> None:
 
 
 BAD_VALUES: list[tuple[dict[str, Any], str]] = [
+    ({"eps": 0.0}, "eps must be above 0, got 0: a gradient of zeros would give NaN"),
+    ({"lr": None}, "lr must be at least 0 and below inf, got None"),
     ({"lr": -0.1}, "lr must be at least 0 and below inf, got -0.1"),
     ({"lr": math.nan}, "lr must be at least 0 and below inf, got nan"),
     ({"lr": math.inf}, "lr must be at least 0 and below inf, got inf"),

@@ -109,7 +109,7 @@ def blocks_of(matrix: Tensor, splits: list[int]) -> list[Tensor]:
     ] or [matrix]
 
 
-# optim.md (14): gradients in channels_last memory; (17): splits equal separate parameters
+# optimizers.md (14): gradients in channels_last memory; (17): splits equal separate parameters
 @pytest.mark.parametrize("options", MODES)
 @pytest.mark.parametrize("splits", [[], [6, 3, 3], [4, 4, 2, 2], [12]])
 @pytest.mark.parametrize("name", LAYOUT_CASES)
@@ -151,7 +151,7 @@ def test_every_layout_trains_its_blocks_as_matrices_of_their_own_bit_for_bit(
                 assert torch.equal(result, alone)
 
 
-# optim.md (17): a split q, k, v equals three parameters; xtuner PR #2030: a fused one does not
+# optimizers.md (17): a split q, k, v equals three parameters; xtuner PR #2030: a fused one does not
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_a_split_projection_keeps_its_blocks_from_starving_each_other(
     is_fast: bool, monkeypatch: pytest.MonkeyPatch
@@ -170,7 +170,7 @@ def test_a_split_projection_keeps_its_blocks_from_starving_each_other(
 
     split, split_large_q = (update_norms(scale, [64, 64, 64]) for scale in (1.0, 100.0))
     assert split_large_q[1:] == split[1:]
-    # optim.md measured 6.98, 6.96, 6.99 of at most sqrt(64) = 8 split, 6.94, 0.95, 0.83 fused.
+    # Measured 6.98, 6.96, 6.99 of at most sqrt(64) = 8 split, 6.94, 0.95, 0.83 fused.
     assert split_large_q == pytest.approx([6.98] * 3, rel=0.03)
     fused_large_q = update_norms(100.0, [])
     assert fused_large_q[0] == pytest.approx(6.94, rel=0.03)

@@ -32,7 +32,7 @@ def cosine(left: Tensor, right: Tensor) -> float:
     return float((left * right).sum() / (left.norm() * right.norm()))
 
 
-# optim.md (1): range of the singular values
+# optimizers.md (1): range of the singular values
 @pytest.mark.parametrize(
     ("method", "low", "high"),
     [("kj5", 0.67, 1.15), ("polar_express", 0.85, 1.15), ("quintic5", 0.97, 1.04)],
@@ -47,7 +47,7 @@ def test_singular_values_of_a_random_matrix_end_near_one(
     assert values.max() <= high
 
 
-# optim.md (1): range of the singular values
+# optimizers.md (1): range of the singular values
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_square_matrix_keeps_small_singular_values_but_points_along_its_polar_factor(
@@ -59,7 +59,7 @@ def test_a_square_matrix_keeps_small_singular_values_but_points_along_its_polar_
     assert cosine(result, polar_factor(matrix)) >= 0.98
 
 
-# optim.md (1): range of the singular values
+# optimizers.md (1): range of the singular values
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-3), (torch.bfloat16, 0.02)])
 @pytest.mark.parametrize("shape", [(128, 512), (512, 128), (128, 128)])
 def test_exact12_has_orthonormal_rows(
@@ -70,7 +70,7 @@ def test_exact12_has_orthonormal_rows(
     assert (wide @ wide.T - torch.eye(128, dtype=torch.float64)).abs().max() < bound
 
 
-# optim.md (2): distance to the polar factor
+# optimizers.md (2): distance to the polar factor
 @pytest.mark.parametrize(
     ("method", "bound"),
     [("kj5", 0.23), ("polar_express", 0.11), ("quintic5", 0.03), ("exact12", 0.001)],
@@ -84,7 +84,7 @@ def test_the_distance_to_the_polar_factor_is_that_of_the_method(
     assert (result - exact).norm() / exact.norm() <= bound
 
 
-# optim.md (3): size of the entries
+# optimizers.md (3): size of the entries
 @pytest.mark.parametrize(
     ("method", "low", "high"),
     [
@@ -102,7 +102,7 @@ def test_entries_have_the_size_of_an_orthogonal_matrix(
     assert low <= result.square().mean().sqrt() * max(shape) ** 0.5 <= high
 
 
-# optim.md (4): the symmetries of the map
+# optimizers.md (4): the symmetries of the map
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", NUMBER_FORMATS)
 @pytest.mark.parametrize("shape", [(32, 80), (48, 48)])
@@ -120,7 +120,7 @@ def test_transposing_or_negating_the_matrix_does_so_to_the_result_bit_for_bit(
         assert (transposed - straight.T).abs().max() < 1e-10
 
 
-# optim.md (4): the symmetries of the map
+# optimizers.md (4): the symmetries of the map
 @pytest.mark.parametrize("method", METHODS)
 def test_the_scale_of_the_matrix_does_not_matter(method: Method) -> None:
     matrix = random_matrix(128, 512)
@@ -129,7 +129,7 @@ def test_the_scale_of_the_matrix_does_not_matter(method: Method) -> None:
     assert (large - small).abs().max() < 1e-5
 
 
-# optim.md (4): the symmetries of the map
+# optimizers.md (4): the symmetries of the map
 @pytest.mark.parametrize("method", METHODS)
 def test_rotating_the_matrix_rotates_the_result(method: Method) -> None:
     matrix = random_matrix(128, 512)
@@ -139,7 +139,7 @@ def test_rotating_the_matrix_rotates_the_result(method: Method) -> None:
     assert (rotated - left @ result @ right).abs().max() < 1e-5
 
 
-# optim.md (5): a matrix of rank one
+# optimizers.md (5): a matrix of rank one
 def test_a_matrix_of_rank_one_stays_of_rank_one() -> None:
     matrix = random_matrix(64, 1, seed=1) @ random_matrix(1, 96, seed=2)
     values = torch.linalg.svdvals(orthogonalize(matrix, dtype=torch.float32))
@@ -148,7 +148,7 @@ def test_a_matrix_of_rank_one_stays_of_rank_one() -> None:
     assert values[1] < 1e-4
 
 
-# optim.md (6): zeros stay zeros
+# optimizers.md (6): zeros stay zeros
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", [*NUMBER_FORMATS, torch.float64])
 def test_zeros_stay_zeros_alone_and_within_a_stack(method: Method, dtype: torch.dtype) -> None:
@@ -160,7 +160,7 @@ def test_zeros_stay_zeros_alone_and_within_a_stack(method: Method, dtype: torch.
     assert result.isfinite().all()
 
 
-# optim.md (7), pytorch PR #194664, Advanced_Optimizers PR #15
+# optimizers.md (7), pytorch PR #194664, Advanced_Optimizers PR #15
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", [*NUMBER_FORMATS, torch.float64])
 @pytest.mark.parametrize("shape", [(8, 12), (12, 8), (8, 8), (2, 12, 8)])
@@ -174,7 +174,7 @@ def test_the_matrix_given_is_left_as_it_is(
     assert result.untyped_storage().data_ptr() != matrix.untyped_storage().data_ptr()
 
 
-# optim.md (7), Advanced_Optimizers PR #15
+# optimizers.md (7), Advanced_Optimizers PR #15
 def test_a_matrix_whose_entries_share_memory_is_taken() -> None:
     # An iteration in place would fail on such a matrix, or write every entry at once.
     shared = torch.tensor(3.0).expand(6, 6)
@@ -182,7 +182,7 @@ def test_a_matrix_whose_entries_share_memory_is_taken() -> None:
     assert torch.allclose(result, torch.full((6, 6), 1 / 6), atol=1e-6)  # rank one: u v^T
 
 
-# optim.md (8): stacks and padding
+# optimizers.md (8): stacks and padding
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", NUMBER_FORMATS)
 @pytest.mark.parametrize("shape", [(64, 128), (128, 64), (64, 64)])
@@ -201,7 +201,7 @@ def test_any_number_of_leading_dimensions_is_a_stack() -> None:
     assert torch.equal(nested, orthogonalize(stack, dtype=torch.float32).view(2, 3, 8, 12))
 
 
-# optim.md (8): stacks and padding
+# optimizers.md (8): stacks and padding
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", NUMBER_FORMATS)
 def test_columns_of_zeros_change_nothing_and_stay_zero(method: Method, dtype: torch.dtype) -> None:
@@ -212,7 +212,7 @@ def test_columns_of_zeros_change_nothing_and_stay_zero(method: Method, dtype: to
     assert torch.equal(result[:, 128:], torch.zeros(64, 32, dtype=dtype))
 
 
-# optim.md (8): stacks and padding
+# optimizers.md (8): stacks and padding
 @pytest.mark.parametrize("method", METHODS)
 def test_rows_of_zeros_change_nothing_and_stay_zero(method: Method) -> None:
     matrix = random_matrix(64, 128).double()
@@ -223,7 +223,7 @@ def test_rows_of_zeros_change_nothing_and_stay_zero(method: Method) -> None:
     assert torch.equal(result[64:], torch.zeros(8, 128, dtype=torch.float64))
 
 
-# optim.md (9): the floor of the norm
+# optimizers.md (9): the floor of the norm
 @pytest.mark.parametrize("dtype", NUMBER_FORMATS)
 def test_far_below_eps_the_result_shrinks_with_the_matrix(dtype: torch.dtype) -> None:
     matrix = random_matrix(48, 48)
@@ -232,12 +232,12 @@ def test_far_below_eps_the_result_shrinks_with_the_matrix(dtype: torch.dtype) ->
     expected = matrix.double() * 1e-20 / 1e-7 * 3.4445**5
     tolerance = 1e-5 if dtype is torch.float32 else 3 * 2**-8  # bf16 rounds input and products
     assert (tiny - expected).norm() / expected.norm() < tolerance
-    # optim.md measured 3.8e-10 of a full step with torch's Muon.
+    # Measured 3.8e-10 of a full step with torch's Muon.
     full = orthogonalize(matrix, dtype=dtype).double()
     assert (tiny.norm() / full.norm()).item() == pytest.approx(3.8e-10, rel=0.05)
 
 
-# optim.md (9): the floor of the norm
+# optimizers.md (9): the floor of the norm
 def test_eps_is_the_least_norm_to_divide_by() -> None:
     matrix = random_matrix(24, 48)
     tiny = matrix / matrix.norm() * 1e-10

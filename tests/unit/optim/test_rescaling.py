@@ -99,7 +99,7 @@ def test_a_stack_is_rescaled_matrix_by_matrix(mode: Rescaling) -> None:
         assert torch.equal(rescale_rows_and_columns(matrix, mode=mode), expected)
 
 
-# optim.md (6): zeros stay zeros
+# optimizers.md (6): zeros stay zeros
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_rescaling_leaves_zeros_zero_rows_zero_and_its_input_alone(dtype: torch.dtype) -> None:
     with_zero_row = random_matrix(5, 9).to(dtype)

@@ -182,7 +182,7 @@ LOADERS = pytest.mark.parametrize(
 )
 
 
-# optim.md (22): reordered names are put right; public_bugs.md: state matched by position
+# optimizers.md (22): reordered names are put right; seen elsewhere: state matched by position
 @LOADERS
 @pytest.mark.parametrize("values", [{}, {"normuon": True}, {"cautious": True}], ids=str)
 def test_groups_and_parameters_in_another_order_get_their_own_state(
@@ -208,7 +208,7 @@ def test_groups_and_parameters_in_another_order_get_their_own_state(
         assert torch.equal(one, other)
 
 
-# optim.md (22): other names are refused
+# optimizers.md (22): other names are refused
 @LOADERS
 def test_a_hybrid_of_another_model_is_refused_by_name(load: Callable[..., None]) -> None:
     saved = build_hybrid(make_wide())
@@ -221,7 +221,7 @@ def test_a_hybrid_of_another_model_is_refused_by_name(load: Callable[..., None])
         load(build_hybrid(other), saved.state_dict())
 
 
-# optim.md (22): what Muon trained has no moments for AdamW
+# optimizers.md (22): what Muon trained has no moments for AdamW
 @LOADERS
 def test_parameters_that_another_algorithm_trains_now_are_refused_by_their_routing(
     load: Callable[..., None],
@@ -259,7 +259,7 @@ def test_torchs_muon_does_not_take_over_from_ours() -> None:
         load_optimizer_state(other, saved)
 
 
-# optim.md (21): the averages of bf16 weights are fp32 and stay so; torch would cast them
+# optimizers.md (21): the averages of bf16 weights are fp32 and stay so; torch would cast them
 @LOADERS
 def test_tensors_of_the_state_keep_their_number_format(load: Callable[..., None]) -> None:
     model = make_wide().bfloat16()

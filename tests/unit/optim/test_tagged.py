@@ -161,8 +161,15 @@ def test_a_parameter_is_described_by_its_name_or_number_and_its_shape() -> None:
     assert described(named, 1) == "parameter layers.0.weight of shape (3, 4)"
 
 
-@pytest.mark.parametrize("value", [0, 0.0, 0.5, 0.999, None])
-def test_a_range_includes_its_low_end_and_none_is_no_number(value: float | None) -> None:
+@pytest.mark.parametrize("value", [None, "0.5"])
+def test_what_is_no_number_is_refused(value: Any) -> None:
+    message = f"^momentum must be at least 0 and below 1, got {value!r}$"
+    with pytest.raises(ConfigError, match=message):
+        check_numbers({"momentum": value}, {"momentum": (0, 1)})
+
+
+@pytest.mark.parametrize("value", [0, 0.0, 0.5, 0.999])
+def test_a_range_includes_its_low_end(value: float) -> None:
     check_numbers({"momentum": value}, {"momentum": (0, 1)})
 
 
@@ -182,7 +189,7 @@ def test_a_range_leaves_out_its_high_end_and_what_is_no_number(
         check_numbers({"momentum": value}, {"momentum": (0, high)})
 
 
-# optim.md (18): sparse and complex parameters, whatever the algorithm
+# optimizers.md (18): sparse and complex parameters, whatever the algorithm
 @pytest.mark.parametrize("algorithm", ["muon", "adamw", "muon_torch"])
 @pytest.mark.parametrize(
     ("make_tensor", "message"),
@@ -220,7 +227,7 @@ def test_parameters_that_are_sparse_or_not_real_are_refused_now_and_later(
     assert len(optimizer.param_groups) == 1
 
 
-# optim.md (18): sparse gradients, whatever the algorithm
+# optimizers.md (18): sparse gradients, whatever the algorithm
 @pytest.mark.parametrize("algorithm", ["muon", "adamw", "muon_torch"])
 def test_sparse_gradients_are_refused_by_the_name_of_the_algorithm(algorithm: str) -> None:
     embedding = nn.Embedding(5, 3, sparse=True)
@@ -266,7 +273,7 @@ def test_hooks_before_and_after_a_step_are_called() -> None:
     assert seen == [("before", 1.0), ("after", 0.0)]
 
 
-# optim.md (16): gradients are never modified; KellerJordan/Muon's lerp_ does
+# optimizers.md (16): gradients are never modified; KellerJordan/Muon's lerp_ does
 @pytest.mark.parametrize("mode", GROUP_MODES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("is_fast", [True, False])
@@ -295,7 +302,7 @@ def test_no_mode_of_any_algorithm_modifies_a_gradient(
     assert addresses.isdisjoint(buffer.untyped_storage().data_ptr() for buffer in buffers)
 
 
-# optim.md (15): no gradient, no change, whatever the algorithm
+# optimizers.md (15): no gradient, no change, whatever the algorithm
 @pytest.mark.parametrize(
     "mode", [mode for mode in GROUP_MODES if not {"layouts", "row_splits"} & mode.keys()]
 )
@@ -388,3 +395,27 @@ def test_a_parameter_of_another_algorithm_is_refused() -> None:
     )
     with pytest.raises(IncompatibleCheckpointError, match=f"^{re.escape(message)}$"):
         present.load_state_dict(saved)
+
+
+def test_groups_share_no_default_that_may_change() -> None:
+    first, second = Muon([random_weight(8, 8)]), Muon([random_weight(8, 8)])
+    first.param_groups[0]["row_splits"]["x"] = [1, 2]
+    assert second.param_groups[0]["row_splits"] == {}
+    assert Muon.algorithms["muon"].defaults["row_splits"] == {}
+
+
+def test_a_lazy_parameter_is_refused() -> None:
+    layer = nn.LazyLinear(8)
+    with pytest.raises(ConfigError, match="a parameter of a lazy module has no shape yet"):
+        Muon([layer.weight])
+
+
+def test_a_sparse_gradient_stops_a_group_before_any_of_it_moves() -> None:
+    parameters = [random_weight(8, 8), random_weight(8, 8)]
+    before = [parameter.detach().clone() for parameter in parameters]
+    optimizer = Muon(parameters)
+    parameters[0].grad = torch.ones_like(parameters[0])
+    parameters[1].grad = torch.ones_like(parameters[1]).to_sparse()
+    with pytest.raises(RuntimeError, match="muon takes no sparse gradients"):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(parameters, before, strict=True))

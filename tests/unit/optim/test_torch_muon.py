@@ -114,7 +114,7 @@ def test_a_copied_optimizer_continues_bit_for_bit() -> None:
     assert torch.equal(weight, other_weight)
 
 
-# optim.md (18): checked in the constructor and in add_param_group
+# optimizers.md (18): checked in the constructor and in add_param_group
 @pytest.mark.parametrize("shape", [(), (4,), (2, 3, 4), (4, 1, 2, 2)])
 def test_only_matrices_of_two_dimensions_are_taken_now_and_later(shape: tuple[int, ...]) -> None:
     message = f"parameter w of shape {shape} is not 2-D, as torch's Muon wants it"
@@ -210,3 +210,20 @@ def test_routes_of_adamw_and_frozen_ones_stay_as_they_are() -> None:
         Route(name="f", shape=(4, 4), algorithm="frozen", reason="frozen", decays=False),
     ]
     assert routes_for_torch(routes) == routes
+
+
+def test_a_rule_that_sends_a_convolution_to_torch_is_refused() -> None:
+    route = muon_route("conv.weight", (8, 8, 3, 3), layout="flatten", rule=2, lr=0.02)
+    with pytest.raises(ConfigError) as caught:
+        routes_for_torch([route])
+    assert str(caught.value) == (
+        "optimizer.routing[2].algorithm must be adamw with torch's Muon for conv.weight of shape"
+        " (8, 8, 3, 3), which is not 2-D; use optimizer=muon"
+    )
+
+
+def test_a_sharded_matrix_is_refused() -> None:
+    weight = random_weight(8, 8)
+    weight.device_mesh = "of a DTensor"  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="is sharded; Muon needs the whole matrix"):
+        make_optimizer(weight)

@@ -82,7 +82,7 @@ def test_wsd_takes_its_ratio_and_shape() -> None:
     assert found == pytest.approx(expected, abs=1e-15)
 
 
-# optim.md (28), public_bugs.md: rate 0 on the first step
+# optimizers.md (28); seen elsewhere: rate 0 on the first step
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_update_has_a_wth_and_update_w_the_peak(kind: str) -> None:
     optimizer = make_optimizer()
@@ -93,7 +93,7 @@ def test_the_first_update_has_a_wth_and_update_w_the_peak(kind: str) -> None:
     assert used[-1] > 0.0
 
 
-# optim.md (28): the floor for ever
+# optimizers.md (28): the floor for ever
 @pytest.mark.parametrize("kind", ["cosine", "linear", "wsd"])
 def test_no_schedule_climbs_back_after_its_end(kind: str) -> None:
     optimizer = make_optimizer()
@@ -106,7 +106,7 @@ def test_no_schedule_climbs_back_after_its_end(kind: str) -> None:
     assert advance(optimizer, ours, 13)[4:] == [0.0] * 9
 
 
-# optim.md (30): one update in all
+# optimizers.md (30): one update in all
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("warmup_steps", [None, 0, 1])
 def test_a_run_of_one_update_has_the_full_rate(kind: str, warmup_steps: int | None) -> None:
@@ -132,7 +132,7 @@ def test_a_warmup_above_the_horizon_is_kept_and_warned_about() -> None:
         build_schedule(make_optimizer(), kind="cosine", warmup_steps=4, horizon=4)
 
 
-# optim.md (29), public_bugs.md: resume order resets the rate
+# optimizers.md (29); seen elsewhere: resume order resets the rate
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("restored_at", [0, 1, 5, 12, 20])
 @pytest.mark.parametrize("optimizer_first", [True, False])
@@ -160,7 +160,7 @@ def test_a_schedule_restored_at_any_step_and_in_any_order_goes_on_exactly(
     assert advance(other, resumed, 10) == expected
 
 
-# public_bugs.md: a restored schedule alone does not set the rate
+# seen elsewhere: a restored schedule alone does not set the rate
 def test_a_restored_schedule_is_in_force_once_it_is_put_in_force() -> None:
     optimizer = make_optimizer()
     settings = {"kind": "linear", "warmup_steps": 0, "horizon": 10, "min_ratio": 0.0}
@@ -174,7 +174,7 @@ def test_a_restored_schedule_is_in_force_once_it_is_put_in_force() -> None:
     assert rates(other) == [0.5, 0.25]
 
 
-# public_bugs.md: the horizon of a checkpoint overrides a new configuration
+# seen elsewhere: the horizon of a checkpoint overrides a new configuration
 def test_the_horizon_of_a_checkpoint_does_not_override_the_configured_one() -> None:
     optimizer = make_optimizer()
     short = build_schedule(optimizer, kind="linear", warmup_steps=0, horizon=10, min_ratio=0.0)

@@ -58,7 +58,7 @@ def test_momentum_may_begin_above_the_base() -> None:
     assert found == pytest.approx([0.95, 0.9, 0.85], abs=1e-15)
 
 
-# optim.md (30): no update for one of the two, or for either
+# optimizers.md (30): no update for one of the two, or for either
 @pytest.mark.parametrize(
     ("warmup_steps", "cooldown_steps", "horizon", "expected"),
     [

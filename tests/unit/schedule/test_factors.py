@@ -58,7 +58,7 @@ def test_linear_falls_to_the_floor_and_stays(position: int, factor: float) -> No
     assert found == pytest.approx(factor, abs=1e-15)
 
 
-# optim.md (28): first above 0 and 1/W, the peak at update W, the last above 0, then the floor.
+# optimizers.md (28): first above 0 and 1/W, the peak at update W, the last above 0, then the floor.
 @pytest.mark.parametrize(
     ("shape", "falling"),
     [
@@ -98,8 +98,8 @@ def test_wsd_with_a_ratio_of_one_falls_from_the_end_of_the_warmup() -> None:
     assert found == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.0], abs=1e-15)
 
 
-# optim.md (30): warm-up above the horizon, one update in all, no warm-up, no update that falls.
-# Also public_bugs.md: a ZeroDivisionError with decay_steps=0.
+# optimizers.md (30): warm-up above the horizon, one update in all, no warm-up, none that falls.
+# Also seen elsewhere: a ZeroDivisionError with decay_steps=0.
 @pytest.mark.parametrize(
     ("warmup_steps", "horizon", "decay_ratio", "factors"),
     [
@@ -132,7 +132,7 @@ def test_a_horizon_of_one_has_the_full_rate_and_then_the_floor() -> None:
 
 
 def test_a_line_and_a_cosine_without_an_update_after_the_warmup_do_not_divide_by_zero() -> None:
-    # public_bugs.md: ZeroDivisionError at decay_steps=0; 4 of 4 updates are warm-up
+    # seen elsewhere: ZeroDivisionError at decay_steps=0; 4 of 4 updates are warm-up
     for factor_of in (cosine_factor, linear_factor):
         found = [factor_of(s, warmup_steps=4, horizon=4, min_ratio=0.1) for s in range(6)]
         assert found == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 0.1])

@@ -108,7 +108,7 @@ def test_the_state_is_that_of_a_lambda_lr_without_the_curves() -> None:
     assert json.loads(json.dumps(moving.state_dict())) == moving.state_dict()
 
 
-# optim.md (29): a function of the step alone, in either order of restoring
+# optimizers.md (29): a function of the step alone, in either order of restoring
 @pytest.mark.parametrize("optimizer_first", [True, False])
 @pytest.mark.parametrize("restored_at", range(10))
 def test_all_three_go_on_exactly_when_restored_at_any_step(restored_at, optimizer_first) -> None:
