@@ -62,8 +62,8 @@ def orthogonalize(
 
     Args:
         update: Matrix or stack of matrices, (..., R, C), floating point; it is left as it is.
-        method: Coefficients; errors against the exact polar factor of a random 128 x 512 matrix are
-            0.22 (kj5), 0.02 (quintic5), 0.09 (polar_express) and 0.0004 (exact12).
+        method: Coefficients; relative distances to the polar factor of a random 128 x 512 matrix
+            are 0.22 (kj5), 0.02 (quintic5), 0.09 (polar_express), 4e-7 (exact12, in fp32).
         num_steps: Iterations of ``kj5``; each costs 2 products R x R x C and one R x R x R, for R
             <= C. None: 5. The other methods have their own number.
         dtype: Number format of the products; None: see ``product_dtype``.
