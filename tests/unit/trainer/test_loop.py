@@ -127,7 +127,8 @@ def test_records_have_the_nine_keys_of_the_contract() -> None:
     last = result.metrics[-1]
     assert last["samples_per_sec"] == pytest.approx(6 * last["steps_per_sec"])
     assert last["tokens_per_sec"] == pytest.approx(24 * last["steps_per_sec"])
-    assert last["steps_per_sec"] == pytest.approx(3 / result.elapsed_s, rel=0.5)
+    # Counted to the end of the last update, and elapsed_s to the end of the fit.
+    assert last["steps_per_sec"] >= 3 / result.elapsed_s * (1 - 1e-9)
     assert last["loss"] == result.final_loss
 
 
