@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LRScheduler
 
 from speedtronic.checkpoint.codec import decode
 from speedtronic.checkpoint.folder import candidates, read_manifest
@@ -27,11 +27,16 @@ from speedtronic.run_folder.environment import cpu_model, package_versions
 from speedtronic.schedule.build import reimpose_schedule
 from speedtronic.trainer import Trainer
 
-# Settings whose values stand in the groups of an optimizer under another name.
+# Settings whose values stand in the groups of an optimizer under other names.
 _GROUP_KEYS = {
-    "muon_lr": "lr",
-    "muon_momentum": "momentum",
-    "muon_weight_decay": "weight_decay",
+    "muon_lr": ("lr",),
+    "muon_momentum": ("momentum",),
+    "muon_weight_decay": ("weight_decay",),
+    "muon_nesterov": ("nesterov",),
+    "muon_ns_steps": ("ns_steps",),
+    "orthogonalization": ("orthogonalization", "ns_steps"),
+    "normuon": ("normuon_beta2",),
+    "routing": ("lr", "weight_decay"),
 }
 
 
@@ -154,10 +159,10 @@ def _apply_changes(
     saved = (state.get("config") or {}).get("optimizer", {})
     wanted = config.to_dict()["optimizer"]
     changed = {key for key in wanted if wanted[key] != saved.get(key, wanted[key])}
-    keys = {_GROUP_KEYS.get(key, key) for key in changed}
+    keys = {key for setting in changed for key in _GROUP_KEYS.get(setting, (setting,))}
     for line in set_hyperparameters(trainer.optimizer, configured, keys=keys):
         logger.info(f"resume: {line}")
-    if isinstance(trainer.scheduler, LambdaLR):
+    if isinstance(trainer.scheduler, LRScheduler):
         reimpose_schedule(trainer.scheduler)
     rate_after = trainer.optimizer.param_groups[0]["lr"]
     if rate_after != rate_before:

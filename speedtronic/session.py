@@ -212,9 +212,9 @@ def record_routing(runtime: Runtime) -> None:
     settings = runtime.config.optimizer
     if not isinstance(settings, HybridSettings):
         return
-    routes = settings.route(model=runtime.model)
-    write_json(runtime.folder.routing, settings.routing_records(routes))
-    for line in describe_routes(routes):
+    records = settings.routing_records(settings.route(model=runtime.model))
+    write_json(runtime.folder.routing, records)
+    for line in describe_routes(records):
         runtime.logger.info(line)
 
 

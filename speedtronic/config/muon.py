@@ -186,12 +186,18 @@ class TorchMuonSettings(HybridSettings):
     """Factor on Muon's update by shape; the learning rate depends on the choice."""
 
     @model_validator(mode="after")
-    def _checkresolve_caution(self) -> Self:
+    def _check_what_torch_lacks(self) -> Self:
         if self.cautious:
             raise ConfigError(
                 "optimizer.cautious must be false with torch's Muon, which has no mask, got"
                 f" {show_value('cautious', self.cautious)}; use optimizer=muon"
             )
+        for at, rule in enumerate(self.routing):
+            if rule.row_splits is not None:
+                raise ConfigError(
+                    f"optimizer.routing[{at}].row_splits must be null with torch's Muon, which"
+                    f" takes a matrix in one piece, got {list(rule.row_splits)}; use optimizer=muon"
+                )
         return self
 
     def route(self, *, model: nn.Module) -> list[Route]:

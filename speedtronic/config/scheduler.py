@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
@@ -98,14 +99,21 @@ class FactorScheduleSettings(SchedulerSettings):
         )
 
     def build(self, *, optimizer: Optimizer, max_steps: int) -> LambdaLR:
-        """Build the schedule; a warm-up that the horizon cuts off is warned of."""
+        """Build the schedule; a warm-up that is cut off and updates at rate 0 are warned of."""
         from speedtronic.schedule.build import build_schedule
 
+        horizon = self.resolve_horizon(max_steps)
+        if horizon < max_steps and self.min_lr_ratio == 0 and self.kind != "constant":
+            warnings.warn(
+                f"scheduler.max_steps ({horizon}) is below the run's target ({max_steps}) and"
+                " scheduler.min_lr_ratio is 0: the updates after it change nothing",
+                stacklevel=2,
+            )
         return build_schedule(
             optimizer,
             kind=self.kind,
             warmup_steps=self.warmup_steps,
-            horizon=self.resolve_horizon(max_steps),
+            horizon=horizon,
             min_ratio=self.min_lr_ratio,
             momentum=self.momentum_plan(),
             weight_decay_shape=self.weight_decay_shape,

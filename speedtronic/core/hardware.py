@@ -11,7 +11,8 @@ def has_fast_bf16(device: torch.device) -> bool:
     CUDA devices from Ampere on, and CPUs with AMX or AVX512-BF16.
     """
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+        with torch.cuda.device(device):  # it asks the current one
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type != "cpu":
         return False
     capabilities = torch.cpu.get_capabilities()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from speedtronic.core.errors import FallbackWarning
+from speedtronic.core.errors import ConfigError, FallbackWarning
 from speedtronic.optim.adamw_step import CautiousAdamW
 from speedtronic.optim.cautious import Caution
 from speedtronic.optim.grouping import DecayRule, ParameterGroup, decay_groups
@@ -48,10 +48,15 @@ def build_adamw(  # noqa: PLR0913 - one argument per hyperparameter
         device: Where the parameters will be when the optimizer steps.
 
     Raises:
-        ConfigError: the model has no trainable parameter.
+        ConfigError: the model has no trainable parameter, or ``fused`` meets ``cautious``.
     """
     groups = decay_groups(model, weight_decay=weight_decay, decay=decay)
     if cautious is not None:
+        if fused:
+            raise ConfigError(
+                "optimizer.fused must be null or false with optimizer.cautious, got true; torch's"
+                " kernel has no mask: leave it out"
+            )
         return CautiousAdamW(groups, lr=lr, betas=betas, eps=eps, cautious=cautious)
 
     def build(*, fused: bool) -> torch.optim.AdamW:

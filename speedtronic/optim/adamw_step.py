@@ -46,7 +46,8 @@ def update_adamw(group: ParameterGroup, state: State) -> None:
         squares,
         [],
         steps,
-        fused=group["fused"],
+        fused=group["fused"] or None,  # None lets torch choose between its other forms
+        has_complex=any(weight.is_complex() for weight in weights),
         amsgrad=False,
         beta1=beta1,
         beta2=beta2,
@@ -75,7 +76,8 @@ def _update_cautiously(
     roots = list(torch._foreach_sqrt(squares))  # noqa: SLF001 - torch has no public name
     torch._foreach_div_(roots, [math.sqrt(1 - beta2**count) for count in counts])
     torch._foreach_add_(roots, group["eps"])
-    shrinkage = group["lr"] * group["weight_decay"]
+    lr = float(group["lr"])  # it may be a tensor
+    shrinkage = lr * group["weight_decay"]
     directions = moments
     if group["cautious"] == "wd":
         cautious_decay_(weights, moments, shrinkage=shrinkage)
@@ -85,7 +87,7 @@ def _update_cautiously(
             moment * cautious_mask(moment, gradient)
             for moment, gradient in zip(moments, gradients, strict=True)
         ]
-    sizes = [-group["lr"] / (1 - beta1**count) for count in counts]
+    sizes = [-lr / (1 - beta1**count) for count in counts]
     torch._foreach_addcdiv_(weights, directions, roots, sizes)
 
 
@@ -106,9 +108,11 @@ def check_adamw_group(group: ParameterGroup) -> None:
         ConfigError: a parameter is sparse or not of real floating point, or a value is out of its
             range.
     """
-    check_tensors(group)
+    check_tensors(group, allows_complex=group["cautious"] is None)
     check_numbers(group, dict.fromkeys(("lr", "eps", "weight_decay"), (0, math.inf)))
-    if len(group["betas"]) != _NUM_BETAS or not all(0 <= beta < 1 for beta in group["betas"]):
+    betas = group["betas"]
+    is_pair = isinstance(betas, tuple | list) and len(betas) == _NUM_BETAS
+    if not is_pair or not all(isinstance(b, int | float) and 0 <= b < 1 for b in betas):
         raise ConfigError(f"betas must be two numbers in [0, 1), got {group['betas']!r}")
     if group["cautious"] not in (None, "wd", "update"):
         raise ConfigError(f"cautious must be None, wd or update, got {group['cautious']!r}")
@@ -161,7 +165,7 @@ class CautiousAdamW(TaggedOptimizer):
         """
         defaults = {
             "lr": lr,
-            "betas": (float(betas[0]), float(betas[1])),
+            "betas": betas,
             "eps": eps,
             "weight_decay": weight_decay,
             "cautious": cautious,

@@ -17,6 +17,8 @@ Hyperparameters: TypeAlias = Sequence[dict[str, Any]]
 """The values of every group, in the order of the groups."""
 
 _STRUCTURE = frozenset({"params", "param_names", "name", "algorithm", "layouts", "row_splits"})
+# Settings of Muon's groups have this prefix in the configuration.
+_MUON_SETTINGS = frozenset({"lr", "momentum", "weight_decay", "nesterov", "ns_steps"})
 _BASE = "initial_"  # a schedule keeps the value that it scales under this name
 
 
@@ -64,5 +66,6 @@ def _set_in_group(group: ParameterGroup, key: str, new: Any) -> str | None:
     if old == (tuple(new) if isinstance(new, list) else new):
         return None
     group[target] = new
-    prefix = "muon_" if str(group.get("algorithm", "")).startswith("muon") else ""
+    is_muon = str(group.get("algorithm", "")).startswith("muon") and key in _MUON_SETTINGS
+    prefix = "muon_" if is_muon else ""
     return f"optimizer.{prefix}{key}: {old} -> {new}"

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from speedtronic.core.errors import ConfigError, nearest
-from speedtronic.optim.matrices import Layout, matrix_shape
+from speedtronic.optim.matrices import MATRIX_DIMENSIONS, Layout, matrix_shape
 from speedtronic.optim.placement import (
     CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,
@@ -21,7 +21,6 @@ from speedtronic.optim.placement import (
 ROW_SPLITS_ATTRIBUTE = "muon_row_splits"
 """Of a module with fused projections: parameter name, relative to it, to the rows of its blocks."""
 
-_MATRIX_DIMENSIONS = 2
 _STACK_DIMENSIONS = 3
 _ATTENTION_PROJECTIONS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 _FUSED_COUNTS = (2, 3)  # GPT-2's c_attn: queries, keys, values; keys and values across
@@ -59,7 +58,7 @@ def assumed_form(placed: PlacedParameter) -> MatrixForm:
 
     Three dimensions are a stack of matrices, except in a convolution.
     """
-    if placed.parameter.ndim == _MATRIX_DIMENSIONS:
+    if placed.parameter.ndim == MATRIX_DIMENSIONS:
         return MatrixForm()
     is_convolution = isinstance(placed.places[0].owner, TRANSPOSED_CONVOLUTIONS)
     is_stack = placed.parameter.ndim == _STACK_DIMENSIONS and not is_convolution
@@ -68,7 +67,7 @@ def assumed_form(placed: PlacedParameter) -> MatrixForm:
 
 def not_a_matrix(parameter: nn.Parameter) -> str | None:
     """Return what keeps a parameter from being a matrix for Muon; None if nothing does."""
-    if parameter.ndim < _MATRIX_DIMENSIONS:
+    if parameter.ndim < MATRIX_DIMENSIONS:
         return "has fewer than 2 dimensions"
     if parameter.is_complex():
         return "is complex"
@@ -108,6 +107,8 @@ def declared_splits(
         for name, rows in declared.items():
             parameter = parameters.get(name)
             if parameter is None:
+                if _is_wrapped(module, name):
+                    continue
                 raise ConfigError(_unknown_name(setting, module=module, name=name))
             splits[id(parameter)] = checked_splits(
                 rows,
@@ -119,6 +120,18 @@ def declared_splits(
     return splits
 
 
+def _is_wrapped(module: nn.Module, name: Any) -> bool:
+    """Tell whether a layer stands where a parameter is looked for, but keeps its weight elsewhere.
+
+    An adapter or a parametrization came after the declaration; its matrices are not those rows.
+    """
+    path, _, attribute = str(name).rpartition(".")
+    layer = dict(module.named_modules()).get(path)
+    if layer is None:
+        return False
+    return bool(path) or hasattr(layer, "parametrizations") or hasattr(layer, f"{attribute}_v")
+
+
 def checked_splits(
     rows: Any, *, setting: str, name: str, shape: tuple[int, ...], form: MatrixForm
 ) -> tuple[int, ...]:
@@ -127,7 +140,7 @@ def checked_splits(
     Raises:
         ConfigError: they are not positive whole numbers that sum to the rows of the matrix.
     """
-    num_rows = form.num_rows(shape) if len(shape) >= _MATRIX_DIMENSIONS else 0
+    num_rows = form.num_rows(shape) if len(shape) >= MATRIX_DIMENSIONS else 0
     is_list = isinstance(rows, Sequence) and all(type(count) is int and count > 0 for count in rows)
     if not is_list or sum(rows) != num_rows:
         total = f", which sum to {sum(rows)}" if is_list else ""
@@ -145,7 +158,7 @@ def with_splits(form: MatrixForm, splits: tuple[int, ...] | None) -> MatrixForm:
 
 def _form_in_place(place: Place, parameter: nn.Parameter) -> MatrixForm | None:
     module, shape = place.owner, tuple(parameter.shape)
-    if isinstance(module, nn.MultiheadAttention) and len(shape) == _MATRIX_DIMENSIONS:
+    if isinstance(module, nn.MultiheadAttention) and len(shape) == MATRIX_DIMENSIONS:
         if place.attribute == "in_proj_weight":
             return MatrixForm(row_splits=(shape[0] // 3,) * 3)
         return MatrixForm() if place.attribute in _ATTENTION_PROJECTIONS else None
@@ -163,7 +176,7 @@ def _form_of_weight(place: Place, shape: tuple[int, ...]) -> MatrixForm | None:
         groups = module.groups
         splits = (shape[0] // groups,) * groups if groups > 1 else ()
         return MatrixForm(layout="flatten", row_splits=splits)
-    if len(shape) != _MATRIX_DIMENSIONS:
+    if len(shape) != MATRIX_DIMENSIONS:
         return None
     if isinstance(module, nn.Linear):
         return MatrixForm()

@@ -5,56 +5,33 @@ Legend: R rows (outputs), C columns (inputs) of a matrix, N matrices of a stack.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from speedtronic.core.errors import ConfigError
 from speedtronic.optim.cautious import Caution, cautious_decay_, cautious_mask
 from speedtronic.optim.grouping import ParameterGroup
 from speedtronic.optim.matrices import (
-    MATRIX_DIMENSIONS,
     Layout,
     as_matrices,
     as_stack,
-    default_layout,
-    fits_layout,
     from_matrices,
     matrix_shape,
     split_rows,
 )
-from speedtronic.optim.polar import Method, coefficients_of, orthogonalize, product_dtype
-from speedtronic.optim.rescaling import (
-    RESCALINGS,
-    Rescaling,
-    even_out_neurons,
-    rescale_rows_and_columns,
+from speedtronic.optim.muon_groups import (
+    SCALES,
+    Scale,
+    check_muon_group,
+    layout_of,
+    row_splits_of,
 )
-from speedtronic.optim.tagged import (
-    Algorithm,
-    State,
-    TaggedOptimizer,
-    check_numbers,
-    check_tensors,
-    described,
-    gradient_of,
-    refuse_sharded,
-)
-
-Scale: TypeAlias = Literal["original", "match_rms_adamw", "spectral_unclamped"]
-
-SCALES: dict[Scale, Callable[[int, int], float]] = {
-    # Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/.
-    "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
-    # Liu et al. 2025, https://arxiv.org/abs/2502.16982: the update has the RMS of AdamW's, 0.2.
-    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
-    # Bernstein 2025, https://jeremybernste.in/writing/deriving-muon.
-    "spectral_unclamped": lambda rows, columns: math.sqrt(rows / columns),
-}
+from speedtronic.optim.polar import Method, orthogonalize, product_dtype
+from speedtronic.optim.rescaling import Rescaling, even_out_neurons, rescale_rows_and_columns
+from speedtronic.optim.tagged import Algorithm, State, TaggedOptimizer, gradient_of
 
 # Stacking pays while one product is too small to keep the cores busy; above, it only copies.
 _MAX_STACKED_SIDE = 256
@@ -92,12 +69,20 @@ def update_muon(group: ParameterGroup, state: State) -> None:
 
 
 def _blocks(group: ParameterGroup, state: State) -> Iterator[_Block]:
-    """Yield the blocks of the parameters of a group that have a gradient."""
-    for index, weight in enumerate(group["params"]):
+    """Yield the blocks of the parameters of a group that have a gradient, in the order of names.
+
+    In fp32 on several threads the last bit of a product depends on what else is in its stack:
+    groups that were built in another order must make the same stacks.
+    """
+    indices: Sequence[int] = range(len(group["params"]))
+    if "param_names" in group:
+        indices = sorted(indices, key=group["param_names"].__getitem__)
+    for index in indices:
+        weight = group["params"][index]
         if weight.grad is None:
             continue
         layout = layout_of(group, index)
-        splits = _row_splits_of(group, index)
+        splits = row_splits_of(group, index)
         momentum = _momentum(state[weight], weight)
         parts: list[Any] = [
             split_rows(tensor, layout, splits)
@@ -226,94 +211,6 @@ def _second_moment(state: dict[str, Any], weight: Tensor, layout: Layout) -> Ten
         state["row_second_moment"] = weight.new_zeros(shape, dtype=dtype)
     moment: Tensor = state["row_second_moment"]
     return moment
-
-
-# Parameter groups ---------------------------------------------------------------------------------
-
-
-def layout_of(group: ParameterGroup, index: int) -> Layout:
-    """Return how a parameter of a group is read as a matrix; ``check_muon_group`` has passed."""
-    names = group.get("param_names")
-    given: Layout | None = group["layouts"].get(names[index]) if names else None
-    layout = given or default_layout(group["params"][index].shape)
-    assert layout is not None  # refused by check_muon_group
-    return layout
-
-
-def _row_splits_of(group: ParameterGroup, index: int) -> tuple[int, ...]:
-    names = group.get("param_names")
-    return tuple(group["row_splits"].get(names[index], ())) if names else ()
-
-
-def check_muon_group(group: ParameterGroup) -> None:
-    """Check that Muon can train a group.
-
-    Raises:
-        ConfigError: a parameter is sparse, complex, sharded or no matrix, a layout or a split does
-            not fit it, or a value is out of its range.
-    """
-    check_tensors(group)
-    refuse_sharded(group)
-    check_muon_numbers(group)
-    if group["normuon_beta2"] is not None:
-        check_numbers(group, {"normuon_beta2": (0, 1)})
-    for key, known in (
-        ("scale", tuple(SCALES)),
-        ("muon_plus", (None, *RESCALINGS)),
-        ("cautious", (None, "wd", "update")),
-    ):
-        if group[key] not in known:
-            shown = ", ".join(map(str, known))
-            raise ConfigError(f"{key} must be one of {shown}, got {group[key]!r}")
-    try:
-        coefficients_of(group["orthogonalization"], num_steps=group["ns_steps"])
-    except ValueError as error:
-        raise ConfigError(f"orthogonalization, ns_steps: {error}") from error
-    names = group.get("param_names", ())
-    for key in ("layouts", "row_splits"):
-        unknown = sorted(set(group[key]) - set(names))
-        if unknown:
-            raise ConfigError(
-                f"{key}: no parameter of the group is named {unknown[0]!r}; give named parameters"
-            )
-    for index in range(len(group["params"])):
-        _check_matrix(group, index)
-
-
-def check_muon_numbers(group: ParameterGroup) -> None:
-    """Check the numbers that every Muon has.
-
-    Raises:
-        ConfigError: naming key, range and value.
-    """
-    anything = (0, math.inf)
-    check_numbers(group, {"lr": anything, "momentum": (0, 1), "weight_decay": anything})
-    check_numbers(group, {"eps": anything})
-    if group["eps"] == 0:
-        raise ConfigError("eps must be above 0, got 0: a gradient of zeros would give NaN")
-
-
-def _check_matrix(group: ParameterGroup, index: int) -> None:
-    parameter, what = group["params"][index], described(group, index)
-    if parameter.ndim < MATRIX_DIMENSIONS:
-        raise ConfigError(f"{what} is no matrix; train it with AdamW (HybridOptimizer does)")
-    names = group.get("param_names")
-    layout = group["layouts"].get(names[index]) if names else None
-    layout = layout or default_layout(parameter.shape)
-    if layout is None:
-        raise ConfigError(
-            f"{what} may be a stack of matrices or a convolution;"
-            " name it in layouts as 'stack' or 'flatten'"
-        )
-    if not fits_layout(parameter.shape, layout):
-        raise ConfigError(f"{what} does not fit the layout {layout!r}")
-    splits = _row_splits_of(group, index)
-    rows, _ = matrix_shape(parameter.shape, layout)
-    if splits and (sum(splits) != rows or min(splits) < 1):
-        raise ConfigError(
-            f"row_splits {list(splits)} of {what} must be positive and sum to its {rows} rows,"
-            f" got {sum(splits)}"
-        )
 
 
 MUON = Algorithm(

@@ -16,8 +16,6 @@ LOW_RANK_NAMES = frozenset(
     {"lora_A", "lora_B", "lora_down", "lora_up", "lora_embedding_A", "lora_embedding_B"}
 )
 
-# As in grouping.py, which decides by it what never decays; a test holds the two together.
-_NORM_TYPE_NAME = re.compile(r"Norm(\dd)?$")
 # Whole words between underscores: absolute_pos_embed and decoder_pos_embed, but not compose_embed.
 _POSITIONAL_NAME = re.compile(
     r"""(^|_)(

@@ -105,8 +105,10 @@ def coefficients_of(method: Method, *, num_steps: int | None = None) -> tuple[Co
     Raises:
         ValueError: as ``orthogonalize``.
     """
-    if method not in _SETS:
+    if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    if num_steps is not None and type(num_steps) is not int:
+        raise ValueError(f"num_steps must be a whole number, got {num_steps!r}")
     if num_steps is None or num_steps == len(_SETS[method]):
         return _SETS[method]
     if method != "kj5":

@@ -6,6 +6,7 @@ moments of its neighbour and overwrites the names.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,7 +50,7 @@ def load_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None
 def match_by_name(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a saved state in the groups, order and numbering of an optimizer.
 
-    Without names, the state in its own order.
+    Where names are missing or stand for several parameters, the state goes by position.
 
     Args:
         optimizer: Whose parameters the state is for.
@@ -61,14 +62,27 @@ def match_by_name(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, A
     """
     present = optimizer.state_dict()["param_groups"]
     saved = state["param_groups"]
-    if _are_named(present) and _are_named(saved):
+    if not (_are_named(present) and _are_named(saved)):
+        return {"param_groups": _by_position(present, saved), "state": state["state"]}
+    repeated = sorted(_repeated_names(present) | _repeated_names(saved))
+    if not repeated:
         _check_algorithms(_algorithms_by_name(present), _algorithms_by_name(saved))
         return _rearrange(present, state)
-    return {"param_groups": _with_flags_of(present, saved), "state": state["state"]}
+    if [group["param_names"] for group in present] != [group["param_names"] for group in saved]:
+        raise IncompatibleCheckpointError(
+            f"the optimizer has several parameters named {repeated[0]}, and those of the checkpoint"
+            " come in another order; give every parameter a name of its own"
+        )
+    return {"param_groups": _by_position(present, saved), "state": state["state"]}
 
 
 def _are_named(groups: list[ParameterGroup]) -> bool:
     return all("param_names" in group for group in groups)
+
+
+def _repeated_names(groups: list[ParameterGroup]) -> set[str]:
+    counts = Counter(name for group in groups for name in group["param_names"])
+    return {name for name, count in counts.items() if count > 1}
 
 
 def _rearrange(present: list[ParameterGroup], state: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,8 +94,7 @@ def _rearrange(present: list[ParameterGroup], state: Mapping[str, Any]) -> dict[
     groups = []
     for group in present:
         source = saved_groups.get(frozenset(group["param_names"]), group)
-        own = {key: group[key] for key in (*_STRUCTURE_KEYS, *_IMPLEMENTATION_KEYS) if key in group}
-        groups.append({**source, **own})
+        groups.append(_merged(group, source))
     per_parameter = {
         present_id: state["state"][saved_ids[name]]
         for name, present_id in present_ids.items()
@@ -131,15 +144,31 @@ def _check_names(present: Any, saved: Any) -> None:
     )
 
 
-def _with_flags_of(
+def _by_position(
     present: list[ParameterGroup], saved: list[ParameterGroup]
 ) -> list[ParameterGroup]:
     if len(present) != len(saved):
         return saved  # load_state_dict says what is wrong
+    for at, (new, old) in enumerate(zip(present, saved, strict=True)):
+        if new.get("algorithm") != old.get("algorithm"):
+            raise IncompatibleCheckpointError(
+                f"optimizer: the checkpoint trained parameter group {at} by"
+                f" {old.get('algorithm') or 'another optimizer'}, this one by"
+                f" {new.get('algorithm') or 'another'}; build the groups in the order they had"
+            )
     return [
-        {**old, **{key: new[key] for key in _IMPLEMENTATION_KEYS if key in new}}
+        {**_merged(new, old), "params": old["params"]}
         for new, old in zip(present, saved, strict=True)
     ]
+
+
+def _merged(present: ParameterGroup, saved: ParameterGroup) -> ParameterGroup:
+    """Return a group with the hyperparameters that were saved and the structure of the present.
+
+    A hyperparameter that did not exist when the state was saved stays as it was built.
+    """
+    own = {key: present[key] for key in (*_STRUCTURE_KEYS, *_IMPLEMENTATION_KEYS) if key in present}
+    return {**present, **saved, **own}
 
 
 def _copy(value: Any) -> Any:

@@ -20,7 +20,7 @@ from speedtronic.optim.configured_routes import (
     rule_form,
 )
 from speedtronic.optim.grouping import DecayRule, exempt_parameters, is_norm
-from speedtronic.optim.matrices import Layout
+from speedtronic.optim.matrices import MATRIX_DIMENSIONS, Layout
 from speedtronic.optim.matrix_forms import (
     MatrixForm,
     assumed_form,
@@ -45,7 +45,6 @@ __all__ = ["Algorithm", "Layout", "Route", "RoutingRule", "route_parameters"]
 Algorithm: TypeAlias = Literal["muon", "adamw", "frozen"]
 
 _MIN_SIDE = 8  # fewer directions than this leave little to equalise; a choice, not measured
-_MATRIX_DIMENSIONS = 2
 _GATE_NAMES = ("gate", "gating", "wg")
 
 
@@ -201,7 +200,7 @@ def _decide(subject: _Subject) -> tuple[Algorithm, str]:
 
 
 def _vector_or_scalar(subject: _Subject) -> str | None:
-    is_vector = subject.placed.parameter.ndim < _MATRIX_DIMENSIONS
+    is_vector = subject.placed.parameter.ndim < MATRIX_DIMENSIONS
     return "vector or scalar" if is_vector else None
 
 
@@ -262,7 +261,7 @@ def _complex_or_sparse(subject: _Subject) -> str | None:
 
 
 def _narrow(subject: _Subject) -> str | None:
-    is_matrix = subject.is_known or subject.placed.parameter.ndim == _MATRIX_DIMENSIONS
+    is_matrix = subject.is_known or subject.placed.parameter.ndim == MATRIX_DIMENSIONS
     is_narrow = is_matrix and subject.form.narrowest_side(subject.placed.shape) < _MIN_SIDE
     return f"narrower than {_MIN_SIDE}" if is_narrow else None
 

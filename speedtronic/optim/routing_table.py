@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from speedtronic.optim.routing import Route
@@ -19,10 +19,10 @@ _ALGORITHMS = ("muon", "adamw", "frozen")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole component, as in blocks.11.attention
 
 
-def describe_routes(routes: Sequence[Route]) -> list[str]:
-    """Summarise the routes in a few lines of at most 110 characters.
+def describe_routes(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Summarise the records of ``routing_records`` in a few lines of at most 110 characters.
 
-    Parameters with equal algorithm, reason and layout share an entry; names that differ in the
+    Parameters that are trained alike for the same reason share an entry; names that differ in the
     number of a block only are one, with their count.
 
     Example:
@@ -30,15 +30,19 @@ def describe_routes(routes: Sequence[Route]) -> list[str]:
         ...     name="blocks.0.up.weight", shape=(64, 16), algorithm="muon",
         ...     reason="hidden matrix", decays=True,
         ... )
-        >>> describe_routes([route])
-        ['muon, hidden matrix: 1 tensor, 1,024 parameters: blocks.0.up.weight']
+        >>> records = routing_records(
+        ...     [route], lr=0.01, weight_decay=0.1, muon_lr=0.03, muon_weight_decay=0.1
+        ... )
+        >>> for line in describe_routes(records):
+        ...     print(line)
+        muon, hidden matrix, lr 0.03, decay 0.1: 1 tensor, 1,024 parameters: blocks.0.up.weight
     """
-    groups: dict[tuple[str, str, str], list[Route]] = {}
+    groups: dict[str, list[Mapping[str, Any]]] = {}
     for algorithm in _ALGORITHMS:
-        for route in routes:
-            if route.algorithm == algorithm:
-                groups.setdefault((algorithm, route.reason, route.layout), []).append(route)
-    return [line for key, members in groups.items() for line in _described(key, members)]
+        for record in records:
+            if record["algorithm"] == algorithm:
+                groups.setdefault(_label(record), []).append(record)
+    return [line for label, members in groups.items() for line in _described(label, members)]
 
 
 def routing_records(
@@ -87,17 +91,26 @@ def routing_records(
     return records
 
 
-def _described(key: tuple[str, str, str], members: list[Route]) -> list[str]:
-    algorithm, reason, layout = key
-    label = algorithm if reason == algorithm else f"{algorithm}, {_clipped(reason, _MAX_REASON)}"
-    shown_layout = "" if layout == "matrix" else f" ({layout})"
-    num_parameters = sum(math.prod(route.shape) for route in members)
+def _label(record: Mapping[str, Any]) -> str:
+    """Return how and why a parameter is trained."""
+    algorithm, reason = record["algorithm"], record["reason"]
+    if algorithm == "frozen":
+        return "frozen"
+    layout = "" if record["layout"] == "matrix" else f" ({record['layout']})"
+    return (
+        f"{algorithm}, {_clipped(reason, _MAX_REASON)}{layout},"
+        f" lr {record['lr']:g}, decay {record['weight_decay']:g}"
+    )
+
+
+def _described(label: str, members: list[Mapping[str, Any]]) -> list[str]:
+    num_parameters = sum(math.prod(record["shape"]) for record in members)
     counts = f"{_counted(len(members), 'tensor')}, {_counted(num_parameters, 'parameter')}"
-    names = _folded_names([route.name for route in members])
+    names = _folded_names([record["name"] for record in members])
     for num_shown in range(len(names), 0, -1):
         rest = len(names) - num_shown
         text = ", ".join(names[:num_shown]) + (f" and {rest} more" if rest else "")
-        lines = _wrapped(f"{label}{shown_layout}: {counts}: {text}")
+        lines = _wrapped(f"{label}: {counts}: {text}")
         if len(lines) <= _MAX_LINES:
             break
     return [_clipped(line, _WIDTH) for line in lines[:_MAX_LINES]]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import UninitializedParameter
 from torch.optim import Optimizer
 
-from speedtronic.core.errors import ConfigError
+from speedtronic.core.errors import ConfigError, nearest
 from speedtronic.optim.grouping import ParameterGroup
 from speedtronic.optim.restore import match_by_name
 
@@ -56,11 +56,12 @@ class TaggedOptimizer(Optimizer, ABC):
         # Copies, because a default may be a dict that a group then calls its own.
         defaults = copy.deepcopy({**self.algorithms[tag].defaults, **self.defaults})
         group = {**defaults, "algorithm": tag, **param_group}
+        _refuse_unknown_keys(group, self.algorithms[tag].defaults)
         super().add_param_group(group)
         try:
             _refuse_duplicates(group)
             self.algorithms[tag].check(group)
-        except ConfigError:
+        except BaseException:
             del self.param_groups[-1]
             raise
 
@@ -104,6 +105,18 @@ class TaggedOptimizer(Optimizer, ABC):
                     self.state[parameter][key] = value.to(parameter.device, copy=True)
 
 
+def _refuse_unknown_keys(group: ParameterGroup, defaults: Mapping[str, Any]) -> None:
+    known = {*defaults, "params", "param_names", "name", "algorithm"}
+    for key in group:
+        if key not in known and not key.startswith("initial_"):
+            close = nearest(key, known)
+            advice = f"did you mean {close!r}?" if close else f"known: {', '.join(sorted(known))}"
+            raise ConfigError(
+                f"{key}: unknown key of a group of {group['algorithm']}, got {group[key]!r};"
+                f" {advice}"
+            )
+
+
 def _refuse_duplicates(group: ParameterGroup) -> None:
     # torch only warns, and would update such a parameter twice.
     if len({id(parameter) for parameter in group["params"]}) != len(group["params"]):
@@ -125,13 +138,18 @@ def check_numbers(group: ParameterGroup, ranges: Mapping[str, tuple[float, float
     """
     for key, (low, high) in ranges.items():
         value = group[key]
-        is_number = isinstance(value, int | float | Tensor)  # torch allows a rate in a tensor
+        # torch allows a rate in a tensor.
+        is_number = isinstance(value, int | float | Tensor) and not isinstance(value, bool)
         if not is_number or not low <= value < high:
             raise ConfigError(f"{key} must be at least {low:g} and below {high:g}, got {value!r}")
 
 
-def check_tensors(group: ParameterGroup) -> None:
+def check_tensors(group: ParameterGroup, *, allows_complex: bool = False) -> None:
     """Refuse parameters whose entries an update could not reach one by one, or that have none yet.
+
+    Args:
+        group: Whose parameters are checked.
+        allows_complex: Whether complex numbers can be trained.
 
     Raises:
         ConfigError: naming the parameter.
@@ -144,9 +162,12 @@ def check_tensors(group: ParameterGroup) -> None:
             )
         if parameter.layout is not torch.strided:
             raise ConfigError(f"{described(group, index)} is sparse; train it with SparseAdam")
-        if not parameter.is_floating_point():
+        if not (parameter.is_floating_point() or (allows_complex and parameter.is_complex())):
             kind = str(parameter.dtype).removeprefix("torch.")
-            raise ConfigError(f"{described(group, index)} is {kind}, not real floating point")
+            raise ConfigError(
+                f"{described(group, index)} is {kind}, not real floating point; freeze it or train"
+                " it with another optimizer"
+            )
 
 
 def refuse_sharded(group: ParameterGroup) -> None:

@@ -11,7 +11,8 @@ from torch.optim._muon import muon  # the functional form has no public name
 from speedtronic.core.errors import ConfigError
 from speedtronic.optim.grouping import ParameterGroup
 from speedtronic.optim.matrices import default_layout
-from speedtronic.optim.muon import check_muon_numbers
+from speedtronic.optim.muon_groups import check_muon_numbers
+from speedtronic.optim.polar import coefficients_of
 from speedtronic.optim.routing import Route
 from speedtronic.optim.tagged import (
     Algorithm,
@@ -23,7 +24,6 @@ from speedtronic.optim.tagged import (
     refuse_sharded,
 )
 
-_KJ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _SCALES = ("original", "match_rms_adamw")
 
 
@@ -32,7 +32,8 @@ def update_torch_muon(group: ParameterGroup, state: State) -> None:
     weights = [parameter for parameter in group["params"] if parameter.grad is not None]
     gradients = [gradient_of(weight, group) for weight in weights]
     for weight, gradient in zip(weights, gradients, strict=True):
-        state[weight].setdefault("momentum_buffer", torch.zeros_like(gradient))
+        if "momentum_buffer" not in state[weight]:
+            state[weight]["momentum_buffer"] = torch.zeros_like(gradient)
     muon(
         weights,
         gradients,
@@ -41,7 +42,7 @@ def update_torch_muon(group: ParameterGroup, state: State) -> None:
         weight_decay=group["weight_decay"],
         momentum=group["momentum"],
         nesterov=group["nesterov"],
-        ns_coefficients=_KJ_COEFFICIENTS,
+        ns_coefficients=coefficients_of("kj5")[0],
         ns_steps=group["ns_steps"],
         eps=group["eps"],
         adjust_lr_fn=group["scale"],
@@ -79,10 +80,11 @@ def routes_for_torch(routes: Sequence[Route]) -> list[Route]:
     Raises:
         ConfigError: a configured rule sends another shape to Muon.
     """
-    return [_adapted(replace(route, row_splits=())) for route in routes]
+    return [_adapted(route) for route in routes]
 
 
 def _adapted(route: Route) -> Route:
+    route = replace(route, row_splits=())
     if route.algorithm != "muon" or route.layout in ("matrix", "transposed"):
         return route
     if route.rule is not None:

@@ -84,17 +84,27 @@ def build_schedule(  # noqa: PLR0913 - one argument per setting
     return FactorSchedule(optimizer, factor, curves=curves)
 
 
-def reimpose_schedule(schedule: LambdaLR) -> None:
+def reimpose_schedule(schedule: LRScheduler) -> None:
     """Put learning rate, momentum and weight decay of the schedule's position into the optimizer.
 
     Needed after a restore or a change of a base: loading an optimizer brings back its old values,
     building a schedule sets position 0, and loading one sets nothing at all. What an earlier
     schedule moved and this one does not goes back to its base.
+
+    Args:
+        schedule: Ours. One of another class, which may compute each rate from the last, has its
+            rates scaled by what its base rates change.
     """
     groups = schedule.optimizer.param_groups
-    schedule.base_lrs = [group["initial_lr"] for group in groups]
-    for group, factor, base_lr in zip(groups, schedule.lr_lambdas, schedule.base_lrs, strict=True):
-        group["lr"] = base_lr * factor(schedule.last_epoch)
+    old_bases = list(getattr(schedule, "base_lrs", ()))
+    schedule.base_lrs = [group.get("initial_lr", group["lr"]) for group in groups]
+    if isinstance(schedule, LambdaLR):
+        for group, factor, base in zip(groups, schedule.lr_lambdas, schedule.base_lrs, strict=True):
+            group["lr"] = base * factor(schedule.last_epoch)
+    else:
+        for group, old, new in zip(groups, old_bases, schedule.base_lrs, strict=False):
+            if "initial_lr" in group and old:
+                group["lr"] *= new / old
     schedule._last_lr = [group["lr"] for group in groups]  # noqa: SLF001 - torch has no public way
     restore_bases(schedule.optimizer)
     if isinstance(schedule, FactorSchedule):

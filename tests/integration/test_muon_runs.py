@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -112,9 +113,9 @@ def test_a_run_with_muon_saves_and_logs_which_algorithm_trains_what() -> None:
     assert (embedding["lr"], embedding["weight_decay"]) == (0.008, 0.0)
     log = Path("R/train.log").read_text()
     # 48 x 16, 16 x 16, and a SwiGLU of width 64: 128 x 16 and 16 x 64.
-    assert "muon, hidden matrix: 4 tensors, 4,096 parameters: " in log
+    assert "muon, hidden matrix, lr 0.03, decay 0.1: 4 tensors, 4,096 parameters: " in log
     assert "adamw, embedding" in log
-    assert "adamw, vector or scalar: 3 tensors, 48 parameters" in log
+    assert "adamw, vector or scalar, lr 0.008, decay 0: 3 tensors, 48 parameters" in log
 
 
 @pytest.mark.parametrize("name", ["adamw", "cautious_adamw"])
@@ -135,7 +136,10 @@ def test_a_rule_on_the_command_line_is_followed_saved_and_logged() -> None:
         0.03,
         0.1,
     )
-    assert "muon, rule 'embedding': 1 tensor, 4,096 parameters" in Path("R/train.log").read_text()
+    assert (
+        "muon, rule 'embedding', lr 0.03, decay 0.1: 1 tensor, 4,096 parameters"
+        in Path("R/train.log").read_text()
+    )
     saved = last_state("R")["optimizer"]["param_groups"]
     assert [group["name"] for group in saved][:2] == ["muon", "muon_rule_0"]
 
@@ -299,6 +303,72 @@ def test_another_way_of_making_updates_is_not_resumed(changed: dict[str, Any], n
         speedtronic.train_from_config(other, resume=True, max_steps=4)
     assert named in str(caught.value)
     assert Path("R/result.json").read_bytes() == before
+
+
+# Each of these is locked; who unlocks it gets what the configuration says, and a line about it.
+@pytest.mark.parametrize(
+    ("changed", "in_force", "line"),
+    [
+        ({"muon_nesterov": False}, {"nesterov": False}, "muon_nesterov: True -> False"),
+        ({"muon_ns_steps": 3}, {"ns_steps": 3}, "muon_ns_steps: 5 -> 3"),
+        ({"normuon": True}, {"normuon_beta2": 0.95}, "normuon_beta2: None -> 0.95"),
+        (
+            {"orthogonalization": "exact12"},
+            {"orthogonalization": "exact12", "ns_steps": None},
+            "orthogonalization: kj5 -> exact12",
+        ),
+        (
+            {"scale": "match_rms_adamw"},
+            {"scale": "match_rms_adamw"},
+            "scale: original -> match_rms_adamw",
+        ),
+        ({"muon_plus": "row"}, {"muon_plus": "row"}, "muon_plus: None -> row"),
+        ({"cautious": "wd"}, {"cautious": "wd"}, "cautious: None -> wd"),
+    ],
+)
+def test_an_unlocked_change_of_muon_is_in_force_and_logged(
+    changed: dict[str, Any], in_force: dict[str, Any], line: str
+) -> None:
+    speedtronic.train_from_config(settings(), max_steps=2)
+    other = settings(optimizer={"name": "muon", **changed}, resume_strict=False)
+    trainer, _ = speedtronic.build_runtime(other, resume=True)
+    muon = groups(trainer)["muon"]
+    assert {key: muon[key] for key in in_force} == in_force
+    assert f"resume: optimizer.{line}\n" in Path("R/train.log").read_text()
+    assert trainer.fit(4).steps == 4
+    trainer.logger.close()
+
+
+def test_an_unlocked_change_of_a_rules_rate_is_in_force_as_the_table_says() -> None:
+    def with_rate(lr: float, **sections: Any) -> dict[str, Any]:
+        rule = {"match": "qkv", "algorithm": "muon", "lr": lr}
+        return settings(optimizer={"name": "muon", "routing": [rule]}, **sections)
+
+    speedtronic.train_from_config(with_rate(0.01), max_steps=2)
+    speedtronic.train_from_config(with_rate(0.001, resume_strict=False), resume=True, max_steps=3)
+    saved = {group["name"]: group for group in last_state("R")["optimizer"]["param_groups"]}
+    table = {row["name"]: row for row in json.loads(Path("R/routing.json").read_text())}
+    assert saved["muon_rule_0"]["initial_lr"] == 0.001
+    assert table["blocks.0.attention.qkv.weight"]["lr"] == 0.001
+    assert saved["muon"]["initial_lr"] == 0.03
+
+
+def test_a_changed_rate_holds_under_a_schedule_of_another_class_too() -> None:
+    cosine = {
+        "scheduler": {"_target_": "torch.optim.lr_scheduler.CosineAnnealingLR", "T_max": 10},
+        "extras": {"allow_targets": ["torch.optim.lr_scheduler"]},
+    }
+    speedtronic.train_from_config(settings(**cosine), max_steps=3)
+    changed = {"name": "muon", "muon_lr": 0.003}
+    trainer, _ = speedtronic.build_runtime(settings(optimizer=changed, **cosine), resume=True)
+    factor = (1 + math.cos(math.pi * 3 / 10)) / 2
+    found = groups(trainer)
+    assert found["muon"]["lr"] == pytest.approx(0.003 * factor)
+    assert found["adamw_no_decay"]["lr"] == pytest.approx(0.008 * factor)
+    trainer.fit(4)
+    trainer.logger.close()
+    factor = (1 + math.cos(math.pi * 4 / 10)) / 2
+    assert groups(trainer)["muon"]["lr"] == pytest.approx(0.003 * factor)
 
 
 # optimizers.md (22): even where strictness is off

@@ -311,6 +311,14 @@ def test_the_example_of_the_help_gives_the_embedding_to_muon() -> None:
             " got 'spectral_unclamped'",
         ),
         ({"name": "muon_torch", "normuon": True}, "optimizer.normuon: unknown key, got true"),
+        (
+            {
+                "name": "muon_torch",
+                "routing": [{"match": "qkv", "algorithm": "muon", "row_splits": [8, 8]}],
+            },
+            "optimizer.routing[0].row_splits must be null with torch's Muon, which takes a matrix"
+            " in one piece, got [8, 8]; use optimizer=muon",
+        ),
         ({"name": "adamw", "muon_lr": 0.1}, "optimizer.muon_lr: unknown key, got 0.1"),
         (
             {"name": "cautious_adamw", "cautious": "yes"},

@@ -234,3 +234,18 @@ def test_low_precision_weights_keep_moments_of_their_own_dtype_as_adamw_does() -
     assert weight.tolist() == [0.5, 1.5, 0.5, 1.5]
     assert optimizer.state[weight]["exp_avg"].dtype == torch.bfloat16
     assert optimizer.state[weight]["step"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("betas", [(0.9,), None, ("a", "b"), 0.9])
+def test_betas_are_two_numbers(betas: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^betas must be two numbers in \[0, 1\), got "):
+        CautiousAdamW([nn.Parameter(torch.ones(2))], betas=betas)
+
+
+def test_a_rate_in_a_tensor_steps_like_a_number() -> None:
+    weights = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    for weight, lr in zip(weights, (torch.tensor(0.25), 0.25), strict=True):
+        weight.grad = torch.tensor([1.0, -1.0, 2.0])
+        CautiousAdamW([weight], lr=lr).step()
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0].detach(), torch.ones(3))

@@ -283,12 +283,17 @@ INTEGERS = nn.Parameter(torch.zeros(2, dtype=torch.int64), requires_grad=False)
             "fused must be False with cautious: torch's kernel has no mask",
         ),
         (
-            {"params": [nn.Parameter(torch.zeros(2, dtype=torch.complex64))]},
-            "parameter number 0 of shape (2,) is complex64, not real floating point",
+            {
+                "params": [nn.Parameter(torch.zeros(2, dtype=torch.complex64))],
+                "cautious": "update",
+            },
+            "parameter number 0 of shape (2,) is complex64, not real floating point;"
+            " freeze it or train it with another optimizer",
         ),
         (
             {"params": [("count", INTEGERS)]},
-            "parameter count of shape (2,) is int64, not real floating point",
+            "parameter count of shape (2,) is int64, not real floating point;"
+            " freeze it or train it with another optimizer",
         ),
         (
             {"params": [nn.Parameter(torch.eye(3).to_sparse())]},
@@ -329,7 +334,7 @@ def test_a_group_that_cannot_be_trained_is_refused_and_not_added(
 
 def test_a_group_of_vectors_is_no_group_of_muons() -> None:
     optimizer = HybridOptimizer([group_of(nn.Parameter(torch.zeros(2)))])
-    with pytest.raises(ConfigError, match=r"is no matrix; train it with AdamW"):
+    with pytest.raises(ConfigError, match=r"is no matrix; give it to AdamW"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(9))], "algorithm": "muon"})
 
 

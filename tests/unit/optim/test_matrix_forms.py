@@ -101,3 +101,43 @@ def test_a_declaration_that_is_no_mapping_is_refused() -> None:
         "Fused.muon_row_splits must map parameter names to rows, got (16, 16, 16); "
         "try {'qkv.weight': (64, 64, 64)}"
     )
+
+
+class LowRank(nn.Module):
+    """A frozen layer with a trainable adapter, as put around layers of a finished model."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.lora_A = nn.Linear(base.in_features, 8, bias=False)
+        self.lora_B = nn.Linear(8, base.out_features, bias=False)
+
+
+def small_gpt() -> GPT:
+    return GPT(vocab_size=64, max_seq_len=8, n_layer=2, n_head=2, d_model=32)
+
+
+def test_a_declaration_is_left_out_where_the_layer_was_wrapped() -> None:
+    model = small_gpt()
+    for block in model.blocks:
+        block.attention.qkv = LowRank(block.attention.qkv)
+    routes = {route.name: route for route in route_parameters(model)}
+    assert routes["blocks.0.attention.qkv.base.weight"].algorithm == "frozen"
+    assert routes["blocks.0.attention.qkv.lora_A.weight"].reason == "low-rank adapter"
+    assert routes["blocks.0.feed_forward.gate_and_value.weight"].row_splits == (128, 128)
+
+
+def test_a_declaration_is_left_out_where_the_weight_is_parametrized() -> None:
+    model = small_gpt()
+    nn.utils.parametrizations.weight_norm(model.blocks[0].attention.qkv)
+    routes = {route.name: route for route in route_parameters(model)}
+    original = routes["blocks.0.attention.qkv.parametrizations.weight.original1"]
+    assert (original.algorithm, original.reason) == ("adamw", "unknown module")
+    assert routes["blocks.1.attention.qkv.weight"].row_splits == (32, 32, 32)
+
+
+def test_a_declaration_of_a_layer_that_is_not_there_is_refused() -> None:
+    model = small_gpt()
+    model.blocks[0].attention.muon_row_splits = {"kqv.weight": (32, 32, 32)}
+    with pytest.raises(ConfigError, match=r"did you mean 'qkv\.weight'"):
+        route_parameters(model)

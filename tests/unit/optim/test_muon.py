@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from speedtronic.optim.matrices import Layout
-from speedtronic.optim.muon import SCALES, Muon
+from speedtronic.optim.muon import Muon
+from speedtronic.optim.muon_groups import SCALES
 from speedtronic.optim.polar import orthogonalize
 from tests.unit.optim.builders import (
     FP32,

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from speedtronic.core.errors import ConfigError
-from speedtronic.optim.muon import Muon, check_muon_group
+from speedtronic.optim.muon import Muon
+from speedtronic.optim.muon_groups import check_muon_group
 
 
 def random_tensor(*shape: int, seed: int = 0) -> Tensor:
@@ -36,20 +37,24 @@ def sparse_weight() -> nn.Parameter:
 UNFIT: list[tuple[Callable[[], nn.Parameter], str]] = [
     (
         lambda: nn.Parameter(torch.ones(6)),
-        "parameter w of shape (6,) is no matrix; train it with AdamW (HybridOptimizer does)",
+        "parameter w of shape (6,) is no matrix; give it to AdamW, in a group of a"
+        " HybridOptimizer with algorithm='adamw'",
     ),
     (
         lambda: nn.Parameter(torch.ones(())),
-        "parameter w of shape () is no matrix; train it with AdamW (HybridOptimizer does)",
+        "parameter w of shape () is no matrix; give it to AdamW, in a group of a"
+        " HybridOptimizer with algorithm='adamw'",
     ),
     (sparse_weight, "parameter w of shape (3, 3) is sparse; train it with SparseAdam"),
     (
         lambda: nn.Parameter(torch.ones(2, 2, dtype=torch.complex64)),
-        "parameter w of shape (2, 2) is complex64, not real floating point",
+        "parameter w of shape (2, 2) is complex64, not real floating point;"
+        " freeze it or train it with another optimizer",
     ),
     (
         lambda: nn.Parameter(torch.ones(2, 2, dtype=torch.int32), requires_grad=False),
-        "parameter w of shape (2, 2) is int32, not real floating point",
+        "parameter w of shape (2, 2) is int32, not real floating point;"
+        " freeze it or train it with another optimizer",
     ),
     (
         sharded_weight,

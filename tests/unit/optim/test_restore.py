@@ -15,7 +15,9 @@ from torch.optim import AdamW
 from speedtronic import build_optimizer
 from speedtronic.core.errors import IncompatibleCheckpointError
 from speedtronic.optim.adamw import build_adamw
+from speedtronic.optim.adamw_step import CautiousAdamW
 from speedtronic.optim.hybrid import HybridOptimizer
+from speedtronic.optim.muon import Muon
 from speedtronic.optim.restore import load_optimizer_state
 from tests.unit.trainer.builders import assert_same_tensors
 
@@ -300,3 +302,92 @@ def test_the_adamw_half_follows_the_present_kernel(saved_fused: bool, fused: boo
     assert [group["fused"] for group in restored.param_groups[1:]] == [fused, fused]
     noisy_steps(model, restored, 2)
     assert restored.state[model[1].weight]["step"].item() == 2  # type: ignore[index]
+
+
+# Names that stand for several parameters, or for none ---------------------------------------------
+
+
+def two_models_of_one_kind() -> tuple[nn.Linear, nn.Linear]:
+    torch.manual_seed(0)
+    return nn.Linear(3, 3), nn.Linear(3, 3)
+
+
+@pytest.mark.parametrize("cls", [AdamW, CautiousAdamW])
+def test_groups_with_equal_names_are_restored_by_position(cls: Any) -> None:
+    body, head = two_models_of_one_kind()
+    groups = [
+        {"params": list(body.named_parameters()), "lr": 1e-2},
+        {"params": list(head.named_parameters()), "lr": 1e-3},
+    ]
+    saved = cls([dict(group) for group in groups])
+    for parameter in (*body.parameters(), *head.parameters()):
+        parameter.grad = torch.randn_like(parameter)
+    saved.step()
+    restored = cls([{**group, "lr": 0.5} for group in groups])
+    load_optimizer_state(restored, copy.deepcopy(saved.state_dict()))
+    assert [group["lr"] for group in restored.param_groups] == [1e-2, 1e-3]
+    for parameter in (*body.parameters(), *head.parameters()):
+        assert torch.equal(restored.state[parameter]["exp_avg"], saved.state[parameter]["exp_avg"])
+
+
+def test_groups_with_equal_names_in_another_order_are_refused() -> None:
+    body, head = two_models_of_one_kind()
+    saved = AdamW([{"params": list(model.named_parameters())} for model in (body, head)])
+    other = AdamW(
+        [{"params": list(reversed(list(model.named_parameters())))} for model in (body, head)]
+    )
+    message = (
+        "the optimizer has several parameters named bias, and those of the checkpoint come in"
+        " another order; give every parameter a name of its own"
+    )
+    with pytest.raises(IncompatibleCheckpointError, match=re.escape(message)):
+        load_optimizer_state(other, saved.state_dict())
+
+
+def unnamed_hybrid(*algorithms: str) -> HybridOptimizer:
+    return HybridOptimizer(
+        [
+            {"params": [nn.Parameter(torch.ones(4, 4))], "algorithm": algorithm}
+            for algorithm in algorithms
+        ]
+    )
+
+
+def test_groups_without_names_keep_their_algorithms_or_are_refused() -> None:
+    saved = unnamed_hybrid("muon", "adamw").state_dict()
+    same = unnamed_hybrid("muon", "adamw")
+    load_optimizer_state(same, saved)
+    assert [group["algorithm"] for group in same.param_groups] == ["muon", "adamw"]
+    message = "the checkpoint trained parameter group 0 by muon, this one by adamw"
+    with pytest.raises(IncompatibleCheckpointError, match=message):
+        load_optimizer_state(unnamed_hybrid("adamw", "muon"), saved)
+
+
+def test_the_state_of_another_optimizer_is_refused_without_names_too() -> None:
+    weight = nn.Parameter(torch.ones(4, 4))
+    message = "trained parameter group 0 by another optimizer, this one by muon"
+    with pytest.raises(IncompatibleCheckpointError, match=message):
+        load_optimizer_state(Muon([weight]), AdamW([weight]).state_dict())
+
+
+def test_layouts_and_splits_are_those_of_the_present_model() -> None:
+    weight = nn.Parameter(torch.randn(8, 4))
+    fused = {"params": [("w", weight)], "row_splits": {"w": [4, 4]}, "layouts": {"w": "matrix"}}
+    present = Muon([fused])
+    load_optimizer_state(present, Muon([("w", weight)], lr=0.5).state_dict())
+    assert present.param_groups[0]["row_splits"] == {"w": [4, 4]}
+    assert present.param_groups[0]["layouts"] == {"w": "matrix"}
+    assert present.param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_hyperparameter_younger_than_the_checkpoint_stays_as_it_was_built(is_named: bool) -> None:
+    weight = nn.Parameter(torch.ones(4, 4))
+    params = [("w", weight)] if is_named else [weight]
+    saved = Muon(params, lr=0.5).state_dict()
+    del saved["param_groups"][0]["normuon_beta2"]
+    present = Muon(params, normuon_beta2=0.5)
+    load_optimizer_state(present, saved)
+    assert (present.param_groups[0]["lr"], present.param_groups[0]["normuon_beta2"]) == (0.5, 0.5)
+    weight.grad = torch.ones_like(weight)
+    present.step()

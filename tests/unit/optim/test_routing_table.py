@@ -14,6 +14,10 @@ from speedtronic.optim.routing_table import describe_routes, routing_records
 RATES = {"lr": 0.003, "weight_decay": 0.1, "muon_lr": 0.02, "muon_weight_decay": 0.05}
 
 
+def described(routes: list[Route]) -> list[str]:
+    return describe_routes(routing_records(routes, **RATES))
+
+
 def gpt(n_layer: int) -> GPT:
     return GPT(vocab_size=64, max_seq_len=8, n_layer=n_layer, n_head=2, d_model=32, d_ff=64)
 
@@ -21,14 +25,16 @@ def gpt(n_layer: int) -> GPT:
 def test_a_hundred_layers_take_as_many_lines_as_two_and_count_everything() -> None:
     model = gpt(100)
     lines = [
-        "muon, hidden matrix: 400 tensors, 1,024,000 parameters: "
-        "blocks.*.{attention.qkv, attention.output,",
-        "  feed_forward.gate_and_value, feed_forward.output}.weight x100",
-        "adamw, embedding tied with head.weight: 1 tensor, 2,048 parameters: embedding.weight",
-        "adamw, vector or scalar: 201 tensors, 6,432 parameters: blocks.*.{attention_norm,",
+        "muon, hidden matrix, lr 0.02, decay 0.05: 400 tensors, 1,024,000 parameters:"
+        " blocks.*.{attention.qkv,",
+        "  attention.output, feed_forward.gate_and_value, feed_forward.output}.weight x100",
+        "adamw, embedding tied with head.weight, lr 0.003, decay 0: 1 tensor, 2,048 parameters:"
+        " embedding.weight",
+        "adamw, vector or scalar, lr 0.003, decay 0: 201 tensors, 6,432 parameters:"
+        " blocks.*.{attention_norm,",
         "  feed_forward_norm}.weight x100, norm.weight",
     ]
-    assert describe_routes(route_parameters(model)) == lines
+    assert described(route_parameters(model)) == lines
     assert model.num_parameters() == 1_024_000 + 2_048 + 6_432
 
 
@@ -40,11 +46,11 @@ def test_entries_differ_by_algorithm_reason_and_layout_and_frozen_ones_come_last
         nn.Linear(16, 16, bias=False),
         nn.Linear(16, 2, bias=False),
     )
-    assert describe_routes(route_parameters(model)) == [
-        "muon, hidden matrix (flatten): 1 tensor, 256 parameters: 2.weight",
-        "muon, hidden matrix: 1 tensor, 256 parameters: 3.weight",
-        "adamw, first convolution: 1 tensor, 432 parameters: 1.weight",
-        "adamw, output head: 1 tensor, 32 parameters: 4.weight",
+    assert described(route_parameters(model)) == [
+        "muon, hidden matrix (flatten), lr 0.02, decay 0.05: 1 tensor, 256 parameters: 2.weight",
+        "muon, hidden matrix, lr 0.02, decay 0.05: 1 tensor, 256 parameters: 3.weight",
+        "adamw, first convolution, lr 0.003, decay 0.1: 1 tensor, 432 parameters: 1.weight",
+        "adamw, output head, lr 0.003, decay 0.1: 1 tensor, 32 parameters: 4.weight",
         "frozen: 1 tensor, 16 parameters: 0.weight",
     ]
 
@@ -54,8 +60,9 @@ def test_only_whole_components_are_folded() -> None:
         Route(name=name, shape=(2,), algorithm="adamw", reason="r", decays=False)
         for name in ("layer1.0.conv1.bias", "layer1.10.conv1.bias", "layer2.0.conv1.bias", "12")
     ]
-    assert describe_routes(routes) == [
-        "adamw, r: 4 tensors, 8 parameters: layer1.*.conv1.bias x2, layer2.0.conv1.bias, 12"
+    assert described(routes) == [
+        "adamw, r, lr 0.003, decay 0: 4 tensors, 8 parameters: layer1.*.conv1.bias x2,"
+        " layer2.0.conv1.bias, 12"
     ]
 
 
@@ -71,10 +78,11 @@ def test_many_and_long_names_and_reasons_stay_in_three_lines_of_110_characters(l
         )
         for index in range(500)
     ]
-    lines = describe_routes(routes)
+    lines = described(routes)
     assert len(lines) <= 3
     assert max(len(line) for line in lines) <= 110
-    assert lines[0].startswith(f"adamw, rule '{'x' * 41}...: 500 tensors, 500 parameters:")
+    start = f"adamw, rule '{'x' * 41}..., lr 0.003, decay 0: 500 tensors, 500 parameters:"
+    assert lines[0].startswith(start)
     if length < 300:
         assert lines[-1].endswith(" more")
 
