@@ -47,7 +47,7 @@ race: $(CORE) ## AdamW against Muon, table and picture (ten minutes); NAME=my_ra
 	$(BIN)/python scripts/train.py -m experiment=optimizer_race name=$(NAME) optimizer=adamw \
 	  optimizer.lr=1e-3,2e-3,4e-3,8e-3 seed=1,2 $(ARGS)
 	$(BIN)/python scripts/train.py -m experiment=optimizer_race name=$(NAME) optimizer=muon \
-	  optimizer.muon_lr=0.03,0.05,0.08 seed=1,2 data.max_steps=108,132,149,240 $(ARGS)
+	  optimizer.muon_lr=0.03,0.05,0.08 seed=1,2 data.max_steps=108,132,148,240 $(ARGS)
 	$(BIN)/python scripts/race.py outputs/$(NAME)
 
 $(CORE): pyproject.toml constraints.txt
