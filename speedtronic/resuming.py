@@ -37,6 +37,7 @@ _GROUP_KEYS = {
     "orthogonalization": ("orthogonalization", "ns_steps"),
     "normuon": ("normuon_beta2",),
     "routing": ("lr", "weight_decay"),
+    "decay": ("weight_decay",),
 }
 
 

@@ -97,6 +97,16 @@ def unknown_override(key: str, value: Any) -> str:
     """Return the line for a dotted key that no configuration has, with the nearest known key."""
     section, _, name = key.rpartition(".")
     if section in GROUPS:
+        owners = [
+            option
+            for option in GROUPS[section].options()
+            if name in _read_option(GROUPS[section], option)
+        ]
+        if owners:
+            return (
+                f"{key}: unknown key here, got {show_value(name, value)};"
+                f" it belongs to {section}={', '.join(owners)}"
+            )
         return unknown_key(section, name, value, known_keys(section))
     if not section:
         return unknown_key("", name, value, _root_keys())

@@ -20,6 +20,16 @@ NOT_DECAYED = "no_decay"
 _MIN_MATRIX_DIMENSIONS = 2
 # LayerNorm, RMSNorm, BatchNorm2d and users' norms; their weights may have several dimensions.
 _NORM_TYPE_NAME = re.compile(r"Norm(\dd)?$")
+# Whole words between underscores: absolute_pos_embed and decoder_pos_embed, but not compose_embed.
+_POSITIONAL_NAME = re.compile(
+    r"""(^|_)(
+        pos(ition(al)?)?_(emb(ed(ding)?)?|enc(oding)?)s?
+      | wpe
+      | (cls|class|mask|dist|distillation|reg|register)_tokens?
+      | rel(ative)?_pos(ition)?_(bias_table|bias|table|h|w)
+    )$""",
+    re.VERBOSE,
+)
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -44,8 +54,8 @@ def decay_groups(
 ) -> list[ParameterGroup]:
     """Split the trainable parameters into one group that decays and one that does not.
 
-    With ``matrices``, embeddings (also as a tied head), norms, biases and everything below two
-    dimensions do not decay. With ``all``, everything does.
+    With ``matrices``, embeddings (also as a tied head), tables of positions, norms, biases and
+    everything below two dimensions do not decay. With ``all``, everything does.
 
     Args:
         model: Any module; frozen parameters are left out.
@@ -74,12 +84,20 @@ def is_norm(module: nn.Module) -> bool:
     return bool(_NORM_TYPE_NAME.search(type(module).__name__))
 
 
+def is_positional(leaf: str) -> bool:
+    """Tell whether a name is that of a table of positions or of a class or mask token."""
+    return bool(_POSITIONAL_NAME.search(leaf))
+
+
 def exempt_parameters(model: nn.Module) -> set[int]:
     """Return the ids of parameters that do not decay; by identity, so that ties do not matter."""
     exempt = set()
-    for module in model.modules():
+    for path, module in model.named_modules():
         keeps_all = isinstance(module, nn.Embedding | nn.EmbeddingBag) or is_norm(module)
         for name, parameter in module.named_parameters(recurse=False):
-            if keeps_all or name == "bias" or parameter.ndim < _MIN_MATRIX_DIMENSIONS:
+            leaf = path.rpartition(".")[2] if name == "weight" else name
+            is_matrix = parameter.ndim >= _MIN_MATRIX_DIMENSIONS and not is_positional(leaf)
+            # nn.MultiheadAttention's bias_k and bias_v have three dimensions.
+            if keeps_all or not is_matrix or name in ("bias", "bias_k", "bias_v"):
                 exempt.add(id(parameter))
     return exempt

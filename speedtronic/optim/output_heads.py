@@ -7,12 +7,12 @@ from collections.abc import Hashable
 
 from torch import nn
 
+from speedtronic.optim.grouping import is_positional
 from speedtronic.optim.placement import (
     CONVOLUTIONS,
     EMBEDDINGS,
     LOW_RANK_NAMES,
     ancestors,
-    is_positional,
     last_component,
 )
 
@@ -26,8 +26,9 @@ def output_heads(model: nn.Module) -> set[int]:
     """Return the ids of the modules that give the outputs of a model.
 
     A linear layer or 1x1 convolution outside repeated blocks is one if it has as many outputs as
-    an embedding of the model has rows, or an exact name such as ``lm_head``, or is the last linear
-    layer of the model. An encoder that ends in its blocks has none.
+    an embedding of the model has rows and another number of inputs, or a name such as ``lm_head``
+    or ``policy_head``, or is the last linear layer of the model. An encoder that ends in its
+    blocks has none.
     """
     modules = dict(model.named_modules())
     repeated = _repeated_blocks(modules)
@@ -45,8 +46,9 @@ def output_heads(model: nn.Module) -> set[int]:
             continue
         if any(id(ancestor) in repeated for ancestor in ancestors(path, modules)):
             continue
-        is_named = last_component(path) in _HEAD_NAMES
-        if module is last or is_named or num_outputs in vocabulary_sizes:
+        # Where the vocabulary is as large as the model is wide, its size says nothing either.
+        has_size = num_outputs in vocabulary_sizes and num_outputs != _num_inputs(module)
+        if module is last or _is_head_name(last_component(path)) or has_size:
             heads.add(id(module))
     return heads
 
@@ -64,6 +66,14 @@ def _last_linear(modules: dict[str, nn.Module]) -> nn.Module | None:
         isinstance(ancestor, nn.MultiheadAttention) for ancestor in ancestors(linears[-1], modules)
     )
     return None if is_of_attention else modules[linears[-1]]
+
+
+def _is_head_name(name: str) -> bool:
+    return name in _HEAD_NAMES or name.endswith("_head")
+
+
+def _num_inputs(module: nn.Module) -> int | None:
+    return module.in_features if isinstance(module, nn.Linear) else None
 
 
 def _num_outputs(module: nn.Module) -> int | None:

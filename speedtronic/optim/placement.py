@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from torch import nn
@@ -14,17 +13,6 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 LOW_RANK_NAMES = frozenset(
     {"lora_A", "lora_B", "lora_down", "lora_up", "lora_embedding_A", "lora_embedding_B"}
-)
-
-# Whole words between underscores: absolute_pos_embed and decoder_pos_embed, but not compose_embed.
-_POSITIONAL_NAME = re.compile(
-    r"""(^|_)(
-        pos(ition(al)?)?_(emb(ed(ding)?)?|enc(oding)?)s?
-      | wpe
-      | (cls|class|mask|dist|distillation|reg|register)_tokens?
-      | rel(ative)?_pos(ition)?_(bias_table|bias|table|h|w)
-    )$""",
-    re.VERBOSE,
 )
 
 
@@ -109,11 +97,6 @@ def ancestors(path: str, modules: dict[str, nn.Module]) -> list[nn.Module]:
 def last_component(path: str) -> str:
     """Return what stands after the last dot."""
     return path.rpartition(".")[2]
-
-
-def is_positional(leaf: str) -> bool:
-    """Tell whether a name is that of a table of positions or of a class or mask token."""
-    return bool(_POSITIONAL_NAME.search(leaf))
 
 
 def _check_is_initialised(name: str, parameter: nn.Parameter) -> None:

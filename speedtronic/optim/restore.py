@@ -19,7 +19,9 @@ from speedtronic.optim.grouping import ParameterGroup
 # How a step is computed, not what: these follow the present machine, not the one that saved.
 _IMPLEMENTATION_KEYS = ("fused", "foreach", "capturable", "differentiable")
 # What belongs to the parameters of a group, not to its hyperparameters.
-_STRUCTURE_KEYS = ("params", "param_names", "algorithm", "layouts", "row_splits")
+_STRUCTURE_KEYS = ("params", "param_names", "name", "algorithm", "layouts", "row_splits")
+# torch's AdamW has no tag, our cautious one has; their moments are the same.
+_SAME_STATE = {(None, "adamw"), ("adamw", None)}
 _NUM_NAMES_SHOWN = 3
 
 
@@ -66,7 +68,7 @@ def match_by_name(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, A
         return {"param_groups": _by_position(present, saved), "state": state["state"]}
     repeated = sorted(_repeated_names(present) | _repeated_names(saved))
     if not repeated:
-        _check_algorithms(_algorithms_by_name(present), _algorithms_by_name(saved))
+        _check_algorithms(_algorithms_by_name(present), _algorithms_by_name(saved), state)
         return _rearrange(present, state)
     if [group["param_names"] for group in present] != [group["param_names"] for group in saved]:
         raise IncompatibleCheckpointError(
@@ -115,18 +117,26 @@ def _algorithms_by_name(groups: list[ParameterGroup]) -> dict[str, Any]:
     return {name: group.get("algorithm") for group in groups for name in group["param_names"]}
 
 
-def _check_algorithms(present: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+def _check_algorithms(
+    present: Mapping[str, Any], saved: Mapping[str, Any], state: Mapping[str, Any]
+) -> None:
     moved = [name for name in present if saved.get(name, present[name]) != present[name]]
-    if moved:
-        shown = ", ".join(
-            f"{name} ({saved[name] or 'another optimizer'} -> {present[name] or 'this one'})"
-            for name in moved[:_NUM_NAMES_SHOWN]
-        )
-        more = " ..." if moved[_NUM_NAMES_SHOWN:] else ""
-        raise IncompatibleCheckpointError(
-            f"optimizer.routing: the checkpoint trained {shown}{more};"
-            " resume with the optimizer and the routing it had"
-        )
+    if not moved:
+        return
+    if {(saved[name], present[name]) for name in moved} <= _SAME_STATE and all(
+        "exp_avg" in entry for entry in state["state"].values()
+    ):
+        return
+    shown = ", ".join(
+        f"{name} ({saved[name] or 'another optimizer'} -> {present[name] or 'another optimizer'})"
+        for name in moved[:_NUM_NAMES_SHOWN]
+    )
+    key = "optimizer.routing" if all(saved[n] and present[n] for n in moved) else "optimizer"
+    more = " ..." if moved[_NUM_NAMES_SHOWN:] else ""
+    raise IncompatibleCheckpointError(
+        f"{key}: the checkpoint trained {shown}{more};"
+        " resume with the optimizer and the routing it had"
+    )
 
 
 def _check_names(present: Any, saved: Any) -> None:

@@ -19,7 +19,7 @@ from speedtronic.optim.configured_routes import (
     match_rules,
     rule_form,
 )
-from speedtronic.optim.grouping import DecayRule, exempt_parameters, is_norm
+from speedtronic.optim.grouping import DecayRule, exempt_parameters, is_norm, is_positional
 from speedtronic.optim.matrices import MATRIX_DIMENSIONS, Layout
 from speedtronic.optim.matrix_forms import (
     MatrixForm,
@@ -36,7 +36,6 @@ from speedtronic.optim.placement import (
     LOW_RANK_NAMES,
     TRANSPOSED_CONVOLUTIONS,
     PlacedParameter,
-    is_positional,
     place_parameters,
 )
 
@@ -128,8 +127,7 @@ def route_parameters(
     routes = []
     for subject in subjects:
         parameter = subject.placed.parameter
-        is_exempt = decay == "matrices" and _positional_table(subject) is not None
-        is_exempt = is_exempt or id(parameter) in exempt
+        is_exempt = id(parameter) in exempt
         index = rule_of.get(id(parameter))
         if index is None:
             algorithm, reason = _decide(subject)

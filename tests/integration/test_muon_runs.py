@@ -353,6 +353,42 @@ def test_an_unlocked_change_of_a_rules_rate_is_in_force_as_the_table_says() -> N
     assert saved["muon"]["initial_lr"] == 0.03
 
 
+def test_an_unlocked_change_of_what_decays_is_in_force_as_the_table_says() -> None:
+    speedtronic.train_from_config(settings(), max_steps=2)
+    everything = {"name": "muon", "decay": "all"}
+    speedtronic.train_from_config(
+        settings(optimizer=everything, resume_strict=False), resume=True, max_steps=3
+    )
+    saved = last_state("R")["optimizer"]["param_groups"]
+    table = {
+        row["name"]: row["weight_decay"] for row in json.loads(Path("R/routing.json").read_text())
+    }
+    assert {
+        name: group["weight_decay"] for group in saved for name in group["param_names"]
+    } == table
+    assert set(table.values()) == {0.1}
+
+
+def test_adamw_may_become_cautious_where_strictness_is_off() -> None:
+    speedtronic.train_from_config(settings(optimizer={"name": "adamw"}), max_steps=2)
+    changed = {"name": "cautious_adamw"}
+    result = speedtronic.train_from_config(
+        settings(optimizer=changed, resume_strict=False), resume=True, max_steps=3
+    )
+    assert result.steps == 3
+    (entry, *_) = last_state("R")["optimizer"]["state"].values()
+    assert float(entry["step"]) == 3
+
+
+def test_adamw_does_not_become_muon_even_where_strictness_is_off() -> None:
+    speedtronic.train_from_config(settings(optimizer={"name": "adamw"}), max_steps=2)
+    with pytest.raises(IncompatibleCheckpointError) as caught:
+        speedtronic.train_from_config(settings(resume_strict=False), resume=True, max_steps=3)
+    message = str(caught.value)
+    assert message.startswith("optimizer: the checkpoint trained blocks.0.attention.qkv.weight")
+    assert "(another optimizer -> muon)" in message
+
+
 def test_a_changed_rate_holds_under_a_schedule_of_another_class_too() -> None:
     cosine = {
         "scheduler": {"_target_": "torch.optim.lr_scheduler.CosineAnnealingLR", "T_max": 10},

@@ -41,6 +41,15 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("optimizer.lrr=1",), "optimizer.lrr: unknown key, got 1; did you mean 'optimizer.lr'?"),
         (("+optimizer.lrr=1",), "optimizer.lrr: unknown key, got 1; did you mean 'optimizer.lr'?"),
         (
+            ("optimizer.muon_lr=0.1",),
+            "optimizer.muon_lr: unknown key here, got 0.1; it belongs to optimizer=muon, muon_plus,"
+            " muon_torch, normuon",
+        ),
+        (
+            ("scheduler.decay_ratio=0.5",),
+            "scheduler.decay_ratio: unknown key here, got 0.5; it belongs to scheduler=wsd",
+        ),
+        (
             ("optimizer.lr=fast",),
             "optimizer.lr: must be a number, got 'fast'; the default is 0.001",
         ),

@@ -577,7 +577,7 @@ def test_make_race_runs_the_two_sweeps_and_the_script(tmp_path: Path) -> None:
     assert re.sub(r"\s*\\\n\s*", " ", answer.stdout).splitlines() == [
         f"{sweep} optimizer=adamw optimizer.lr=1e-3,2e-3,4e-3,8e-3 seed=1,2"
         " data=text data.path=a.txt",
-        f"{sweep} optimizer=muon optimizer.muon_lr=0.03,0.05,0.08 seed=1,2"
+        f"{sweep} optimizer=muon optimizer.muon_lr=0.02,0.03,0.05,0.08 seed=1,2"
         " data.max_steps=108,132,148,240 data=text data.path=a.txt",
         ".venv/bin/python scripts/race.py outputs/optimizer_race",
     ]

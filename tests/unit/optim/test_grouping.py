@@ -94,3 +94,31 @@ def test_a_model_without_trainable_parameter_is_refused() -> None:
         kind = type(model).__name__
         with pytest.raises(ConfigError, match=f"model must have a trainable parameter, got {kind}"):
             trainable_parameters(model)
+
+
+class Patches(nn.Module):
+    """Tables of positions and tokens as plain parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pos_embed = nn.Parameter(torch.zeros(1, 5, 8))
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, 8))
+        self.attention = nn.MultiheadAttention(8, 2, add_bias_kv=True)
+        self.compose_embed = nn.Parameter(torch.zeros(8, 8))
+
+
+def test_tables_of_positions_tokens_and_attention_biases_do_not_decay() -> None:
+    decayed, others = decay_groups(Patches(), weight_decay=0.1)
+    assert [name for name, _ in decayed["params"]] == [
+        "compose_embed",
+        "attention.in_proj_weight",
+        "attention.out_proj.weight",
+    ]
+    assert {name for name, _ in others["params"]} == {
+        "pos_embed",
+        "cls_token",
+        "attention.in_proj_bias",
+        "attention.bias_k",
+        "attention.bias_v",
+        "attention.out_proj.bias",
+    }

@@ -138,3 +138,36 @@ def test_a_convolution_is_a_head_by_name_only_with_a_kernel_of_one() -> None:
 def test_the_adapter_of_a_head_does_not_take_its_place_as_the_last_layer() -> None:
     head = model_of(base_layer=nn.Linear(16, 20), lora_A=nn.Linear(16, 8), lora_B=nn.Linear(8, 20))
     assert heads(model_of(body=block(), out=head)) == ["out.base_layer"]
+
+
+def test_a_vocabulary_as_large_as_the_model_is_wide_makes_no_heads() -> None:
+    model = nn.Sequential(
+        nn.Embedding(32, 32), *(nn.Linear(32, 32, bias=False) for _ in range(4)), nn.LayerNorm(32)
+    )
+    reasons = {route.name: route.reason for route in route_parameters(model)}
+    assert [reasons[f"{at}.weight"] for at in (1, 2, 3, 4)] == [
+        "hidden matrix",
+        "hidden matrix",
+        "hidden matrix",
+        "output head",  # the last linear layer
+    ]
+
+
+def test_names_that_end_in_head_are_heads_wherever_they_are_registered() -> None:
+    model = nn.ModuleDict(
+        {
+            "policy_head": nn.Linear(16, 9),
+            "value_head": nn.Linear(16, 8),
+            "trunk": nn.Linear(16, 16),
+            "multihead": nn.Linear(16, 16),
+            "head": nn.Linear(16, 10),
+        }
+    )
+    reasons = {route.name: route.reason for route in route_parameters(model)}
+    assert {name: reasons[f"{name}.weight"] for name in model} == {
+        "policy_head": "output head",
+        "value_head": "output head",
+        "trunk": "hidden matrix",
+        "multihead": "hidden matrix",
+        "head": "output head",
+    }
