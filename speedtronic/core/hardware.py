@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 
 
@@ -11,7 +13,9 @@ def has_fast_bf16(device: torch.device) -> bool:
     CUDA devices from Ampere on, and CPUs with AMX or AVX512-BF16.
     """
     if device.type == "cuda":
-        with torch.cuda.device(device):  # it asks the current one
+        # torch asks the current device.
+        context = nullcontext() if device.index is None else torch.cuda.device(device)
+        with context:
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type != "cpu":
         return False
