@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
 
 
@@ -13,10 +11,9 @@ def has_fast_bf16(device: torch.device) -> bool:
     CUDA devices from Ampere on, and CPUs with AMX or AVX512-BF16.
     """
     if device.type == "cuda":
-        # torch asks the current device, which is the only one on most machines.
-        is_only = device.index is None or torch.cuda.device_count() < 2  # noqa: PLR2004 - one other
-        context = nullcontext() if is_only else torch.cuda.device(device)
-        with context:
+        if device.index in (None, torch.cuda.current_device()):
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+        with torch.cuda.device(device):  # torch asks the current one
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type != "cpu":
         return False
