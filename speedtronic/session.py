@@ -97,12 +97,16 @@ def _train(runtime: Runtime, *, argv: Sequence[str] | None, stop: StopFlag) -> S
     begin_segment(folder, argv=argv or sys.argv, facts=describe_run(runtime), step=trainer.step)
     started = time.perf_counter()
     try:
-        if trainer.step < runtime.config.effective_max_steps or not folder.config_json.exists():
+        # A start that trains nothing leaves the folder telling how the run was trained.
+        target = runtime.config.effective_max_steps
+        trains = trainer.step < target or not folder.config_json.exists()
+        if trains:
             write_json(folder.config_json, runtime.config.to_dict(redact_secrets=True))
         if runtime.data.tokenizer is not None:
             write_json(folder.tokenizer, runtime.data.tokenizer.to_dict())
         announce(runtime)
-        record_routing(runtime)
+        if trains:
+            record_routing(runtime)
         result = trainer.fit()
     except BaseException as error:
         elapsed_s = time.perf_counter() - started

@@ -389,6 +389,16 @@ def test_adamw_does_not_become_muon_even_where_strictness_is_off() -> None:
     assert "(another optimizer -> muon)" in message
 
 
+def test_a_start_that_trains_nothing_leaves_the_table_as_it_was_trained() -> None:
+    speedtronic.train_from_config(settings(), max_steps=2)
+    before = Path("R/routing.json").read_bytes()
+    changed = {"name": "muon", "muon_lr": 0.05}
+    speedtronic.train_from_config(settings(optimizer=changed), resume=True, max_steps=2)
+    assert Path("R/routing.json").read_bytes() == before
+    speedtronic.train_from_config(settings(optimizer=changed), resume=True, max_steps=3)
+    assert Path("R/routing.json").read_bytes() != before
+
+
 def test_a_changed_rate_holds_under_a_schedule_of_another_class_too() -> None:
     cosine = {
         "scheduler": {"_target_": "torch.optim.lr_scheduler.CosineAnnealingLR", "T_max": 10},
