@@ -80,8 +80,7 @@ def build_hybrid(
     keyed: dict[tuple[Any, ...], list[Route]] = {}
     for route in sorted(routes, key=_order_of):
         if route.algorithm != "frozen":
-            key = (route.algorithm, route.decays, route.rule, route.lr, route.weight_decay)
-            keyed.setdefault(key, []).append(route)
+            keyed.setdefault((route.algorithm, route.decays, route.rule), []).append(route)
     return HybridOptimizer(
         _group(
             members,
