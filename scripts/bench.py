@@ -13,6 +13,7 @@ import subprocess
 import sys
 
 from benching.checkpoint import bench_checkpoint
+from benching.learning import bench_learning
 from benching.loop import bench_loop
 from benching.memory import bench_memory
 from benching.optimizers import bench_optimizers
@@ -24,6 +25,7 @@ PARTS = {
     "checkpoint": bench_checkpoint,
     "memory": bench_memory,
     "optimizers": bench_optimizers,
+    "learning": bench_learning,
 }
 
 
